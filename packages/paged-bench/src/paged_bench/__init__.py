@@ -1,0 +1,1 @@
+"""The demo and the measurements of the paged-attention packages."""

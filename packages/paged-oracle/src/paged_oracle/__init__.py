@@ -1,0 +1,1 @@
+"""A NumPy reference that computes exactly what ONNX Runtime's PagedAttention computes."""
