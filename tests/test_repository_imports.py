@@ -1,0 +1,54 @@
+"""Importing a package is cheap and has no effect: it opens no driver, compiles nothing and writes nothing."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+PACKAGES = ("paged_schema", "paged_oracle", "paged_kv", "paged_cuda", "paged_bench")
+
+# Runs in a fresh interpreter. Audit hooks see what C code does through ctypes, files and processes alike.
+PROBE = """
+import json, os, sys, time
+effects = []
+def watch(event, args):
+    if event == "ctypes.dlopen" and any(word in str(args[0]) for word in ("cuda", "nv")):
+        effects.append(f"loads {args[0]}")
+    elif event in ("subprocess.Popen", "socket.connect", "os.mkdir", "os.rename", "os.remove"):
+        effects.append(f"{event} {args}")
+    elif event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        effects.append(f"writes {args[0]}")
+sys.addaudithook(watch)
+before, start = set(sys.modules), time.process_time()
+__import__(sys.argv[1])
+seconds = time.process_time() - start
+loaded = sorted({name.partition(".")[0] for name in set(sys.modules) - before})
+try:
+    mapped = [line.split()[-1] for line in open("/proc/self/maps") if ".so" in line]
+except FileNotFoundError:
+    mapped = []
+drivers = sorted({path for path in mapped if "libcuda.so" in path or "libnvrtc" in path})
+print(json.dumps({"seconds": seconds, "loaded": loaded, "effects": effects + drivers}))
+"""
+
+
+def probe(package: str) -> dict[str, object]:
+    command = [sys.executable, "-B", "-c", PROBE, package]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_import_has_no_effect(package: str) -> None:
+    assert probe(package)["effects"] == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_import_costs_well_under_half_a_second_of_cpu(package: str) -> None:
+    # CPU time and the best of three: a busy machine must not fail this, a heavy import must.
+    assert min(float(str(probe(package)["seconds"])) for _ in range(3)) < 0.5
+
+
+def test_the_schema_needs_only_pydantic_and_the_authority_not_even_that() -> None:
+    assert not {"numpy", "onnx", "cuda"} & set(map(str, probe("paged_schema")["loaded"]))
+    assert not {"pydantic", "cuda", "ml_dtypes"} & set(map(str, probe("paged_kv")["loaded"]))
