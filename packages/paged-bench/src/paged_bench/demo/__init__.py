@@ -1,0 +1,1 @@
+"""Real text decoded through the page authority and paged attention."""
