@@ -1,0 +1,65 @@
+"""NVRTC behind one typed function: source text in, machine code and the compiler's log out.
+
+Needs no GPU and no driver. Only real architectures are accepted, as a virtual one yields an empty cubin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from paged_cuda.errors import CompileError
+
+
+class Compiled(NamedTuple):
+    """What one compilation gave."""
+
+    cubin: bytes
+    log: str
+
+
+def nvrtc_version() -> tuple[int, int]:
+    """Return NVRTC's (major, minor).
+
+    Raises:
+        CompileError: The NVRTC library cannot be loaded.
+    """
+    from cuda.bindings import nvrtc
+
+    try:
+        _, major, minor = nvrtc.nvrtcVersion()
+    except RuntimeError as error:
+        raise CompileError("nvrtc", "NVRTC", str(error), "pip install nvidia-cuda-nvrtc") from error
+    return int(major), int(minor)
+
+
+def compile_to_cubin(source: str, name: str, options: Sequence[str]) -> Compiled:
+    """Compile `source`, called `name` in messages.
+
+    Raises:
+        CompileError: NVRTC refuses the source or an option; `got` holds its log.
+    """
+    from cuda.bindings import nvrtc
+
+    _, program = nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
+    try:
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+        log = _text(*nvrtc.nvrtcGetProgramLogSize(program), program)
+        if int(status) != 0:
+            raise CompileError("compile", name, f"{status.name}\n{log}", "a source and options that NVRTC accepts")
+        _, size = nvrtc.nvrtcGetCUBINSize(program)
+        cubin = b" " * int(size)
+        nvrtc.nvrtcGetCUBIN(program, cubin)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    if not cubin:
+        raise CompileError("compile", name, "an empty cubin", "a real architecture such as sm_80")
+    return Compiled(cubin, log)
+
+
+def _text(status: object, size: int, program: object) -> str:
+    from cuda.bindings import nvrtc
+
+    log = b" " * max(int(size), 1)
+    nvrtc.nvrtcGetProgramLog(program, log)
+    return log.decode(errors="replace").strip("\0 \n")

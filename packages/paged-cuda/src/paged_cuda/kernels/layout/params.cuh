@@ -1,0 +1,46 @@
+// What every kernel of one step is told: one struct, passed by value.
+//
+// The host fills it before each launch (paged_cuda/params.py mirrors it field by field; a CPU test compares the
+// two layouts). Only addresses, extents and frozen attributes stand here: lengths are read from device memory,
+// so that a captured launch stays right when they change. Strides count elements.
+#include "layout/types.cuh"
+
+struct AttentionParams {
+  const u16* query;                       // (tokens, num_heads * head_size)
+  const u16* key;                         // (tokens, head_size)
+  u16* key_cache;                         // (num_blocks, block_size, 1, head_size)
+  const i32* cumulative_sequence_length;  // (batch + 1)
+  const i32* past_seqlens;                // (batch)
+  const i32* block_table;                 // (batch, max_blocks)
+  const i32* slot_mapping;                // (tokens), or null: slots are derived from the block table
+  const u16* cos_cache;                   // (rotary_rows, rotary_dim / 2)
+  const u16* sin_cache;                   // (rotary_rows, rotary_dim / 2)
+  u16* output;                            // (tokens, num_heads * v_head_size)
+  float* lse;                             // (tokens, num_heads) natural log, or null
+  u64* violations;                        // debug kernels only, see layout/violations.cuh
+  u8* workspace;                          // regions at the offsets that the path's kernels agree on
+
+  i64 query_stride;  // token to token
+  i64 key_stride;    // token to token
+  i64 output_stride; // token to token
+  i64 page_stride;   // block to block in the cache
+  i64 row_stride;    // slot to slot inside a block
+  i64 table_stride;  // sequence to sequence in the block table
+
+  i32 tokens;
+  i32 batch;
+  i32 max_blocks;  // columns of the block table
+  i32 num_blocks;
+  i32 block_shift; // log2(block_size)
+  i32 num_heads;
+  i32 head_size;
+  i32 v_head_size;
+  i32 rotary_dim;  // 0: no rotary
+  i32 rotary_offset;
+  i32 rotary_rows;
+  i32 rotary_interleaved;
+  i32 local_window_size;  // <= 0: unlimited
+  i32 causal;
+  float scale;
+  float softcap;  // <= 0: off
+};

@@ -1,0 +1,56 @@
+"""The one struct that every kernel of a step receives, filled in place before each launch.
+
+Mirrors `kernels/layout/params.cuh`. A CPU test compiles the header with the offsets found here asserted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+_POINTERS = (
+    "query",
+    "key",
+    "key_cache",
+    "cumulative_sequence_length",
+    "past_seqlens",
+    "block_table",
+    "slot_mapping",
+    "cos_cache",
+    "sin_cache",
+    "output",
+    "lse",
+    "violations",
+    "workspace",
+)
+_STRIDES = ("query_stride", "key_stride", "output_stride", "page_stride", "row_stride", "table_stride")
+_INTEGERS = (
+    "tokens",
+    "batch",
+    "max_blocks",
+    "num_blocks",
+    "block_shift",
+    "num_heads",
+    "head_size",
+    "v_head_size",
+    "rotary_dim",
+    "rotary_offset",
+    "rotary_rows",
+    "rotary_interleaved",
+    "local_window_size",
+    "causal",
+)
+_FLOATS = ("scale", "softcap")
+
+
+class AttentionParams(ctypes.Structure):
+    """Arguments of all kernels: addresses, strides in elements, extents and frozen attributes."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in _POINTERS),
+        *((name, ctypes.c_int64) for name in _STRIDES),
+        *((name, ctypes.c_int32) for name in _INTEGERS),
+        *((name, ctypes.c_float) for name in _FLOATS),
+    )
+
+
+FIELDS: tuple[str, ...] = (*_POINTERS, *_STRIDES, *_INTEGERS, *_FLOATS)
