@@ -9,6 +9,7 @@ brings its own CUDA packages and often no network.
 """
 
 import ctypes
+import importlib.util
 import os
 import shutil
 import sys
@@ -50,11 +51,24 @@ def need_gpu(session: nox.Session) -> None:
     if gpu_is_visible():
         return
     if os.environ.get("PAGED_REQUIRE_GPU") == "1":
-        session.error("PAGED_REQUIRE_GPU=1, but no NVIDIA GPU is visible. Nothing was run.")
+        session.error("PAGED_REQUIRE_GPU=1, but no NVIDIA GPU is visible: nothing was run")
     session.warn(
         "NO GPU IS VISIBLE: THIS SESSION RAN NOTHING. Set PAGED_REQUIRE_GPU=1 to make that an error."
     )
     session.skip("no GPU, nothing was run")
+
+
+def missing(modules: tuple[str, ...]) -> list[str]:
+    """Return which of these the interpreter that nox runs with cannot import."""
+    absent = []
+    for module in modules:
+        try:
+            found = importlib.util.find_spec(module)
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            absent.append(module)
+    return absent
 
 
 def from_this_tree() -> dict[str, str]:
@@ -144,6 +158,11 @@ def minimums(session: nox.Session) -> None:
 def gpu_parity(session: nox.Session) -> None:
     """Compare the CUDA op with the oracle and with ORT's outputs on this GPU, and write the parity record."""
     need_gpu(session)
+    absent = missing(("cuda.core", "hypothesis", "ml_dtypes", "numpy", "pydantic", "pytest"))
+    if absent:
+        session.error(
+            f"this session uses {sys.executable}, which lacks {', '.join(absent)}: install them there"
+        )
     session.run(
         sys.executable, "-m", "pytest", "tests-gpu", *session.posargs, env=from_this_tree(), external=True
     )
