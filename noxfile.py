@@ -1,4 +1,5 @@
 # /// script
+# requires-python = ">=3.11"
 # dependencies = ["nox>=2025.10.16"]
 # ///
 """Every way to run the project is a session of this file.
