@@ -1,0 +1,245 @@
+"""Which of ORT's CUDA backends serves a call, in ORT's order of attempts, and why the others do not.
+
+A condition that needs a size which is not known counts as met: "nothing known rules it out". Source: the
+eligibility that ORT's documentation and its released binaries show, with default provider options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from paged_schema.facts import QUANTISED, known
+from paged_schema.inputs import Dim
+
+SHARED_MEMORY: Final = 48 * 1024
+LATENT_FIXED_FLOATS: Final = 64 + 256
+LATENT_FIXED_BYTES: Final = 256
+NO_SINK: Final = "head_sink is not implemented there"
+
+FLASH_BLOCK: Final = ((64, 256), (128, 128), (256, 64))
+"""Head size up to which Flash on the paged cache asks for a multiple of which block size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What backend selection looks at.
+
+    Attributes:
+        minor: ORT's minor version.
+        sm: Compute capability as major * 10 + minor.
+        dtype: Element type of the query.
+        cache_dtype: Element type of the caches.
+        latent: Whether the layout is LATENT.
+        head_size: Head size, if known.
+        v_head_size: Value head size, if known.
+        group_size: Query heads a KV head.
+        block_size: Tokens a block, if known.
+        tokens: New tokens in the batch.
+        batch: Sequences.
+        sink: Whether head_sink is given.
+        windowed: Whether a left window is set.
+        softcapped: Whether a softcap is set.
+        causal: Whether the causal mask applies.
+        metadata: Whether attention_metadata is given.
+    """
+
+    minor: int
+    sm: int
+    dtype: str
+    cache_dtype: str
+    latent: bool
+    head_size: int | None
+    v_head_size: int | None
+    group_size: int
+    block_size: Dim
+    tokens: Dim
+    batch: Dim
+    sink: bool
+    windowed: bool
+    softcapped: bool
+    causal: bool
+    metadata: bool
+
+    @property
+    def quantised(self) -> bool:
+        """Whether the caches hold codes."""
+        return self.cache_dtype in QUANTISED
+
+    @property
+    def decode(self) -> bool | None:
+        """Whether there are no more tokens than sequences; None when not known."""
+        tokens, batch = known(self.tokens), known(self.batch)
+        return None if tokens is None or batch is None else tokens <= batch
+
+
+@dataclass(frozen=True, slots=True)
+class BackendVerdict:
+    """One backend and what rules it out; it may serve the call when `reasons` is empty.
+
+    Attributes:
+        backend: Name of the backend.
+        serves: Whether this is the backend that ORT picks.
+        reasons: Why it cannot, or why an earlier one is picked.
+    """
+
+    backend: str
+    serves: bool
+    reasons: tuple[str, ...] = ()
+
+
+def latent_shared_bytes(head_size: int, v_head_size: int) -> int:
+    """Shared memory in bytes that ORT's LATENT kernel takes for one block of threads.
+
+    >>> latent_shared_bytes(576, 512)
+    5888
+    """
+    return (head_size + v_head_size + LATENT_FIXED_FLOATS) * 4 + LATENT_FIXED_BYTES
+
+
+def flash_paged(p: Problem) -> list[str]:
+    """Return what rules out FlashAttention over the paged cache."""
+    reasons = _flash_common(p)
+    if p.quantised:
+        reasons.append("the cache is quantised")
+    block = known(p.block_size)
+    if p.head_size is not None and p.head_size <= 256 and block is not None:
+        needed = next(multiple for limit, multiple in FLASH_BLOCK if p.head_size <= limit)
+        if block % needed:
+            reasons.append(f"block size {block} is not a multiple of {needed}")
+    return reasons
+
+
+def flash_gather(p: Problem) -> list[str]:
+    """Return what rules out FlashAttention over a dequantised dense copy."""
+    reasons = _flash_common(p)
+    if not p.quantised:
+        reasons.append("the cache is not quantised")
+    return reasons
+
+
+def _flash_common(p: Problem) -> list[str]:
+    reasons = []
+    if p.sm < 80:
+        reasons.append(f"sm_{p.sm} is below sm_80")
+    if p.head_size is not None and p.head_size > 256:
+        reasons.append(f"head size {p.head_size} is above 256")
+    return reasons
+
+
+def paged_decode(p: Problem) -> list[str]:
+    """Return what rules out the paged decode kernel."""
+    reasons = []
+    if p.decode is False:
+        reasons.append(f"{p.tokens} tokens are more than {p.batch} sequences")
+    if p.minor == 30 and not p.causal:
+        reasons.append("non-causal needs Flash in ORT 1.30")
+    return reasons
+
+
+def memory_efficient(p: Problem) -> list[str]:
+    """Return what rules out memory-efficient attention over a gathered dense copy."""
+    reasons = []
+    needed = 80 if p.dtype == "bfloat16" else 53
+    if p.sm < needed:
+        reasons.append(f"sm_{p.sm} is below sm_{needed} for {p.dtype}")
+    if p.head_size is not None and p.head_size > 1024:
+        reasons.append(f"head size {p.head_size} is above 1024")
+    if p.minor == 30 and not p.causal:
+        reasons.append("non-causal needs Flash in ORT 1.30")
+    if p.sink:
+        reasons.append(NO_SINK)
+    return reasons
+
+
+def xqa(p: Problem) -> list[str]:
+    """Return what rules out XQA, the decode kernel for quantised caches."""
+    sizes = (64, 128) if p.minor == 29 else (64, 128, 256)
+    groups = (4, 8, 16, 32) if p.minor == 29 else (4, 6, 8, 16, 32)
+    needed = 89 if p.cache_dtype == "float8e4m3fn" else 80
+    block = known(p.block_size)
+    checks = (
+        (not p.quantised, "the cache is not quantised"),
+        (p.sm < needed, f"sm_{p.sm} is below sm_{needed}"),
+        (
+            p.head_size is not None and p.head_size not in sizes,
+            f"head size {p.head_size} is not one of {sizes}",
+        ),
+        (p.group_size not in groups, f"{p.group_size} query heads a KV head is not one of {groups}"),
+        (block is not None and block % 128 != 0, f"block size {block} is not a multiple of 128"),
+        (p.softcapped, "softcap is set"),
+        (not p.causal, "the mask is not causal"),
+        (_uneven(p), f"{p.tokens} tokens are not one for each of {p.batch} sequences"),
+    )
+    return [reason for ruled_out, reason in checks if ruled_out]
+
+
+def cudnn(p: Problem) -> list[str]:
+    """Return what rules out cuDNN's paged attention (ORT 1.31, from its pull request's text)."""
+    checks = (
+        (p.minor < 31, "ORT has it from 1.31"),
+        (p.sm < 90, f"sm_{p.sm} is below sm_90"),
+        (p.quantised, "the cache is quantised"),
+        (p.windowed, "a window is set"),
+        (p.softcapped, "softcap is set"),
+        (p.sink, "head_sink is given"),
+        (not p.metadata, "attention_metadata is not given"),
+        (not p.causal, "the mask is not causal"),
+        (_uneven(p), f"{p.tokens} tokens are not one for each of {p.batch} sequences"),
+    )
+    return [reason for ruled_out, reason in checks if ruled_out]
+
+
+def latent(p: Problem) -> list[str]:
+    """Return what rules out the LATENT kernel."""
+    if p.head_size is None or p.v_head_size is None:
+        return []
+    needed = latent_shared_bytes(p.head_size, p.v_head_size)
+    if needed <= SHARED_MEMORY:
+        return []
+    return [f"{needed} bytes of shared memory are more than {SHARED_MEMORY}"]
+
+
+def _uneven(p: Problem) -> bool:
+    tokens, batch = known(p.tokens), known(p.batch)
+    return tokens is not None and batch is not None and tokens != batch
+
+
+UNQUANTISED: Final = (
+    ("cuDNN", cudnn),
+    ("Flash", flash_paged),
+    ("paged decode", paged_decode),
+    ("memory-efficient", memory_efficient),
+)
+QUANTISED_DECODE: Final = (("XQA", xqa), ("paged decode", paged_decode))
+QUANTISED_PREFILL: Final = (
+    ("Flash over a gathered copy", flash_gather),
+    ("memory-efficient", memory_efficient),
+)
+
+
+def attempts(p: Problem) -> tuple[tuple[str, list[str]], ...]:
+    """Return each backend that ORT tries for this call, in order, with what rules it out."""
+    if p.latent:
+        return (("LATENT", latent(p)),)
+    if not p.quantised:
+        order: tuple[tuple[str, Callable[[Problem], list[str]]], ...] = UNQUANTISED
+    elif p.decode is None:
+        order = QUANTISED_DECODE + QUANTISED_PREFILL
+    else:
+        order = QUANTISED_DECODE if p.decode else QUANTISED_PREFILL
+    return tuple((name, test(p)) for name, test in order)
+
+
+def explain(p: Problem) -> tuple[BackendVerdict, ...]:
+    """Return ORT's backends in the order of their attempts; at most one serves."""
+    verdicts: list[BackendVerdict] = []
+    chosen = ""
+    for name, reasons in attempts(p):
+        serves = not reasons and not chosen
+        if not reasons and chosen:
+            reasons = [f"{chosen} is tried first"]
+        chosen = name if serves else chosen
+        verdicts.append(BackendVerdict(name, serves, tuple(reasons)))
+    return tuple(verdicts)

@@ -1,0 +1,110 @@
+"""Decide as ORT decides: run the rules in ORT's order, raise the first that fails, resolve the rest.
+
+`check` takes models and answers with a `Call`; it allocates nothing else and reads no data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Final, NoReturn
+
+from paged_schema import rules
+from paged_schema.attributes import PagedAttentionAttributes
+from paged_schema.call import Call, resolve
+from paged_schema.errors import InvalidArgument, NotImplementedMode, PagedSchemaError
+from paged_schema.facts import Facts, RunValues, Target
+from paged_schema.inputs import PagedAttentionInputs, PagedAttentionOutputs, TensorSpec
+
+ORT_VERSIONS: Final = ("1.29", "1.30", "1.31", "1.32")
+PROVIDERS: Final = ("cuda", "webgpu", "cpu", "paged-cuda")
+EXTENSIONS: Final = frozenset({"float32"})
+NO_EXTENSIONS: Final[frozenset[str]] = frozenset()
+ONE_OUTPUT: Final = (TensorSpec("undefined"),)
+
+
+def check(
+    attributes: PagedAttentionAttributes,
+    inputs: PagedAttentionInputs,
+    *,
+    outputs: PagedAttentionOutputs | None = None,
+    ort: str = "1.31",
+    provider: str = "cuda",
+    extensions: Iterable[str] = NO_EXTENSIONS,
+    sm: int = 80,
+    values: RunValues | None = None,
+) -> Call:
+    """Check one node and resolve it.
+
+    Args:
+        attributes: The node's attributes.
+        inputs: Types and shapes of its inputs.
+        outputs: The declared outputs; None checks a node with the one required output.
+        ort: ORT version, `1.29` to `1.32`; a patch number is ignored.
+        provider: `cuda` or `webgpu` for ORT's kernels, `cpu` (which has none), `paged-cuda` for our own op.
+        extensions: What to admit beyond ORT. `float32` admits float32 queries and caches.
+        sm: Compute capability as major * 10 + minor, for the rules that depend on it.
+        values: Host values, for the rules that read them.
+
+    Returns:
+        The checked call.
+
+    Raises:
+        InvalidArgument: The first rule that ORT would refuse the node by.
+        NotImplementedMode: The node is valid and the provider has no kernel for it.
+
+    >>> attributes = PagedAttentionAttributes(num_heads=4, kv_num_heads=2)
+    >>> inputs = PagedAttentionInputs(
+    ...     query="fp16[tokens, 256]", key="fp16[tokens, 128]", value="fp16[tokens, 128]",
+    ...     key_cache="fp16[blocks, 16, 2, 64]", value_cache="fp16[blocks, 16, 2, 64]",
+    ...     cumulative_sequence_length="i32[bounds]", past_seqlens="i32[batch]",
+    ...     block_table="i32[batch, columns]")
+    >>> call = check(attributes, inputs)
+    >>> call.mode, call.head_size, call.group_size, call.scale
+    ('separate', 64, 2, 0.125)
+    """
+    target = _target(ort, provider, frozenset(extensions), sm)
+    facts = Facts(
+        target, attributes, inputs.slots(), outputs.slots() if outputs else ONE_OUTPUT, values=values
+    )
+    run_rules(facts)
+    call = resolve(facts, inputs, f"1.{target.minor}", outputs is not None)
+    if provider in ("webgpu", "paged-cuda"):
+        from paged_schema.capability import Capability, require
+
+        require(
+            call, Capability.webgpu_separate(call.ort) if provider == "webgpu" else Capability.paged_cuda()
+        )
+    return call
+
+
+def run_rules(facts: Facts) -> None:
+    """Raise the error of the first rule that does not hold."""
+    for step in rules.steps_for(facts.target.minor, facts.target.provider):
+        fault = step.test(facts)
+        if fault is not None:
+            _raise(step, fault)
+
+
+def _raise(step: rules.Step, fault: rules.Fault) -> NoReturn:
+    rule = next((rule for rule in step.rules if rule.id == fault.rule), step.rules[0])
+    given = (rule.stage, rule.id, fault.subject, fault.got, fault.expected, rule.status)
+    if rule.status == "NOT_IMPLEMENTED":
+        raise NotImplementedMode(*given, modes=(f"{fault.subject}: {fault.got}",))
+    raise InvalidArgument(*given)
+
+
+@lru_cache(maxsize=64)
+def _target(ort: str, provider: str, extensions: frozenset[str], sm: int) -> Target:
+    version = ".".join(str(ort).split(".")[:2])
+    if version not in ORT_VERSIONS:
+        raise _unknown("ort", ort, f"one of {', '.join(ORT_VERSIONS)}")
+    if provider not in PROVIDERS:
+        raise _unknown("provider", provider, f"one of {', '.join(PROVIDERS)}")
+    if not extensions <= EXTENSIONS:
+        raise _unknown("extensions", sorted(map(str, extensions - EXTENSIONS)), "float32 or nothing")
+    return Target(int(version.partition(".")[2]), provider, extensions, sm)
+
+
+def _unknown(subject: str, got: object, expected: str) -> PagedSchemaError:
+    return InvalidArgument("load", "A03", subject, got, expected, "INVALID_GRAPH")
