@@ -12,6 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_bench.demo.config import LlamaConfig
+from paged_bench.demo.gguf_file import GgufFile
+
+ROPE_FACTORS = "rope_freqs.weight"
 
 
 def half_split_order(heads: int, head_size: int, rotary_dim: int) -> NDArray[np.int64]:
@@ -26,6 +29,15 @@ def half_split_order(heads: int, head_size: int, rotary_dim: int) -> NDArray[np.
     )
     rows: NDArray[np.int64] = (np.arange(heads)[:, None] * head_size + head).reshape(-1)
     return rows
+
+
+def read_tables(
+    file: GgufFile, config: LlamaConfig, positions: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The model's tables for that many positions, with the file's own frequency divisors if it has them."""
+    if not file.has_tensor(ROPE_FACTORS):
+        return rope_tables(config, positions)
+    return rope_tables(config, positions, file.tensor(ROPE_FACTORS, (config.rotary_dim // 2,)))
 
 
 def rope_tables(

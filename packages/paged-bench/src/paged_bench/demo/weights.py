@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from paged_bench.demo.config import LlamaConfig
 from paged_bench.demo.gguf_file import GgufFile
-from paged_bench.demo.rope import half_split_order
+from paged_bench.demo.rope import ROPE_FACTORS, half_split_order
 
 Matrix = NDArray[np.float32]
 
@@ -54,7 +54,6 @@ class Weights:
     blocks: tuple[Block, ...]
     output_norm: Matrix  # (width,)
     output: Matrix  # (vocabulary, width)
-    rope_factors: Matrix | None  # (rotary_dim / 2,)
 
 
 def read_weights(file: GgufFile, config: LlamaConfig) -> Weights:
@@ -70,13 +69,8 @@ def read_weights(file: GgufFile, config: LlamaConfig) -> Weights:
         blocks=tuple(_read_block(file, config, f"blk.{index}") for index in range(config.layers)),
         output_norm=file.tensor("output_norm.weight", (config.width,)),
         output=embedding if tied else file.tensor("output.weight", embedding.shape),
-        rope_factors=(
-            file.tensor("rope_freqs.weight", (config.rotary_dim // 2,))
-            if file.has_tensor("rope_freqs.weight")
-            else None
-        ),
     )
-    file.refuse_unused()
+    file.refuse_unused(harmless=(ROPE_FACTORS,))
     return weights
 
 

@@ -1,0 +1,90 @@
+"""The command line: subcommands, and one place where an error becomes one line and an exit status.
+
+Exit status 0 is success, 2 is bad input or a machine that cannot do what was asked, 130 is an
+interrupt, 141 a reader that went away. Heavy imports happen inside the subcommand that needs them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from paged_bench.errors import BenchError
+
+_BAD_INPUT, _INTERRUPTED, _BROKEN_PIPE = 2, 130, 141
+# A step's matrices are small: more BLAS threads than this only wait for each other.
+_MAX_THREADS = 8
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a wrong command line on one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(_BAD_INPUT, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `paged-bench`; returns the exit status.
+
+    Args:
+        arguments: Command-line words; None takes those of the process.
+    """
+    _limit_threads()
+    try:
+        options = _parser().parse_args(arguments)
+        status = int(options.run(options))
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.stderr.write("paged-bench: interrupted\n")
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes standard output once more at exit, which must find a place to write to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+    except Exception as error:
+        if not _is_advice(error):
+            raise
+        text = " ".join(str(error).split()) or "not enough memory"
+        sys.stderr.write(f"paged-bench: error: {text}\n")
+        return _BAD_INPUT
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="paged-bench", description="The demo and the measurements of paged attention.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_demo(commands)
+    return parser
+
+
+def _add_demo(commands: argparse._SubParsersAction[_Parser]) -> None:
+    from paged_bench.demo.options import add_options, read_options
+
+    def run(values: argparse.Namespace) -> int:
+        from paged_bench.demo.command import run as run_demo
+
+        return run_demo(read_options(values))
+
+    demo = commands.add_parser("demo", help="decode real text through pages and paged attention")
+    add_options(demo)
+    demo.set_defaults(run=run)
+
+
+def _limit_threads() -> None:
+    """Must run before NumPy is imported, which starts its threads."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", str(min(_MAX_THREADS, os.cpu_count() or 1)))
+
+
+def _is_advice(error: Exception) -> bool:
+    """Whether the error is the input's or the machine's: ours, the file system's, or a typed one from below.
+
+    The page authority's errors are not among them: this package checks what it asks for, so they are bugs.
+    """
+    if isinstance(error, (BenchError, OSError, MemoryError)):
+        return True
+    bases = (("paged_schema", "PagedSchemaError"), ("paged_cuda", "PagedCudaError"))
+    loaded = (getattr(sys.modules.get(module), name, None) for module, name in bases)
+    return any(isinstance(error, base) for base in loaded if base is not None)

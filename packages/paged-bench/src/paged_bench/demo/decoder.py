@@ -1,0 +1,45 @@
+"""One step: the plan to the backend, the tokens through the model, the likeliest next tokens out."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+from paged_kv import PagedIndexPlan
+
+from paged_bench.demo.backend import AttentionBackend
+from paged_bench.demo.llama import Array, Llama
+
+
+class GreedyDecoder:
+    """Greedy decoding of a batch.
+
+    Args:
+        model: The model.
+        backend: Its attention.
+
+    Attributes:
+        attention_seconds: Wall time spent in the backend so far.
+    """
+
+    def __init__(self, model: Llama, backend: AttentionBackend) -> None:
+        self._model = model
+        self._backend = backend
+        self.attention_seconds = 0.0
+
+    def __call__(
+        self, plan: PagedIndexPlan, token_ids: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """As `paged_bench.demo.scheduler.NextTokens`."""
+        began = perf_counter()
+        self._backend.begin(plan)
+        self.attention_seconds += perf_counter() - began
+        chosen: NDArray[np.int64] = self._model.logits(token_ids, rows, self._attend).argmax(axis=1)
+        return chosen
+
+    def _attend(self, layer: int, query: Array, key: Array, value: Array) -> Array:
+        began = perf_counter()
+        output = self._backend.attend(layer, query, key, value)
+        self.attention_seconds += perf_counter() - began
+        return output

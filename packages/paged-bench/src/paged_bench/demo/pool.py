@@ -1,0 +1,63 @@
+"""How many pages a run gets.
+
+By default the pool holds the longest sequence and about half of what all sequences want together, so
+that a run of several prompts shows admission waiting and pages used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paged_kv import PageGeometry
+
+from paged_bench.demo.requests import Request
+from paged_bench.errors import PromptError
+
+_SHARE = 0.5
+
+
+def pages_for(request: Request, block_size: int) -> int:
+    """Pages that hold the whole of a request."""
+    return -(-request.cache_tokens // block_size)
+
+
+def pool_geometry(
+    requests: Sequence[Request], block_size: int, pages: int | None, context: int
+) -> PageGeometry:
+    """The pool of a run; one more page, never handed out, is the null page.
+
+    Args:
+        requests: All requests of the run.
+        block_size: Tokens of a page.
+        pages: Pages to use, or None for the default.
+        context: The model's longest sequence, in tokens.
+
+    Raises:
+        PromptError: A request that is longer than the model's context, or than the pool can ever hold.
+    """
+    for request in requests:
+        if len(request.prompt_ids) + request.max_new > context:
+            raise PromptError(
+                _name(request), f"wants {_want(request)}, the model's context is {context}", _ADVICE
+            )
+    needs = [pages_for(request, block_size) for request in requests]
+    usable = max(max(needs), int(sum(needs) * _SHARE)) if pages is None else pages
+    for request, need in zip(requests, needs, strict=True):
+        if need > usable:
+            raise PromptError(
+                _name(request),
+                f"wants {_want(request)}, that is {need} pages of {block_size}, and the pool has {usable}",
+                f"{_ADVICE}, or give --pages {need}",
+            )
+    return PageGeometry(usable + 1, block_size)
+
+
+_ADVICE = "shorten the prompt or lower --max-new"
+
+
+def _name(request: Request) -> str:
+    return f"prompt {request.index + 1}"
+
+
+def _want(request: Request) -> str:
+    return f"{len(request.prompt_ids)} + {request.max_new} tokens"
