@@ -1,1 +1,12 @@
-"""A NumPy reference that computes exactly what ONNX Runtime's PagedAttention computes."""
+"""A NumPy reference that computes exactly what ONNX Runtime's PagedAttention computes.
+
+Invariant: no value leaves this package that was not computed by the documented formula; what cannot be
+    computed is
+an error, and an error leaves the caches as they were.
+"""
+
+from paged_oracle import latent
+from paged_oracle.attention import Outputs, paged_attention
+from paged_oracle.errors import OracleError, UndefinedInputError, UnusableArrayError
+
+__all__ = ["OracleError", "Outputs", "UndefinedInputError", "UnusableArrayError", "latent", "paged_attention"]
