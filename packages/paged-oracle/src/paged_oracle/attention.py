@@ -21,7 +21,7 @@ from paged_oracle.resolve import BoundCall, Inputs, resolve
 from paged_oracle.sequences import Sequences
 from paged_oracle.softmax import RunningSoftmax
 from paged_oracle.strict import require_defined
-from paged_oracle.tiles import Tile, from_rows, mask_rows, tiles, to_rows
+from paged_oracle.tiles import KEY_CHUNK, Tile, from_rows, mask_rows, tiles, to_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,15 +140,19 @@ def _attend(
     call = bound.call
     softmax = RunningSoftmax(to_rows(call, query), bound.v_head_size, call.scale, call.softcap)
     rows = softmax.queries.shape[1]
+    chunk = np.empty((KEY_CHUNK, call.kv_num_heads, bound.head_size))
+    chunk_values = chunk[..., : bound.v_head_size] if values is None else np.empty_like(chunk)
     for positions in tile.chunks():
         block, offset = sequences.place(tile.sequence, positions)
         block[positions >= tile.end] = -1
         mapped = block >= 0
         if not mapped.any():
             continue
-        chunk = keys.read(block, offset)
-        chunk_values = chunk[..., : bound.v_head_size] if values is None else values.read(block, offset)
-        softmax.add(chunk, chunk_values, mask_rows(call, tile.visible(positions, mapped), rows))
+        keys.read(block, offset, chunk)
+        if values is not None:
+            values.read(block, offset, chunk_values)
+        visible = mask_rows(call, tile.visible(positions, mapped), rows)
+        softmax.add(chunk.swapaxes(0, 1), chunk_values.swapaxes(0, 1), visible)
     output, lse = softmax.finish(_sink(bound, tile, rows))
     return from_rows(call, tile.count, output), from_rows(call, tile.count, lse)
 

@@ -36,20 +36,21 @@ class BlockCache:
         block_size = self.array.shape[1]
         self.array[slots[kept] // block_size, slots[kept] % block_size] = rows[kept]
 
-    def read(self, block: Int64, offset: Int64) -> Float64:
-        """Return decoded rows, zero where the block is -1.
+    def read(self, block: Int64, offset: Int64, out: Float64) -> None:
+        """Put decoded rows into `out`, zeros where the block is -1.
 
         Args:
             block: (positions,) physical block, or -1.
             offset: (positions,) offset in the block.
-
-        Returns:
-            (kv_num_heads, positions, head_size) float64.
+            out: (positions, kv_num_heads, head_size) float64.
         """
-        mapped = block >= 0
-        if mapped.all():
-            return self.codec.decode(self.array[block, offset]).swapaxes(0, 1)
-        found = self.codec.decode(self.array[block[mapped], offset[mapped]])
-        rows = np.zeros((len(block), *found.shape[1:]))
-        rows[mapped] = found
-        return rows.swapaxes(0, 1)
+        mapped = np.flatnonzero(block >= 0)
+        count = len(mapped)
+        if count == 0 or mapped[-1] != count - 1:
+            out[...] = 0
+            values = np.empty((count, *out.shape[1:]))
+            self.codec.decode(self.array[block[mapped], offset[mapped]], values)
+            out[mapped] = values
+        else:
+            self.codec.decode(self.array[block[:count], offset[:count]], out[:count])
+            out[count:] = 0

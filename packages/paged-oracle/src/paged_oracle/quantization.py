@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paged_oracle.dtypes import FLOAT8, Array, DType, Float32, Float64, round_to, upcast
+from paged_oracle.dtypes import FLOAT8, Array, DType, Float32, Float64, round_to
 
 FLOAT8_MAX = 448.0
 
@@ -55,19 +55,16 @@ class Codec:
         codes: Array = np.clip(np.rint(np.nan_to_num(scaled, nan=0.0)), -128, 127).astype(np.int8)
         return codes
 
-    def decode(self, rows: Array) -> Float64:
-        """Return the float64 values of stored rows; exact, as a code times a float32 scale fits float64.
+    def decode(self, rows: Array, out: Float64) -> None:
+        """Put the values of stored rows into `out`; exact, as a code times a float32 scale fits float64.
 
         Args:
             rows: (tokens, kv_num_heads, stored width) in the cache's type.
-
-        Returns:
-            (tokens, kv_num_heads, head_size) float64.
+            out: (tokens, kv_num_heads, head_size) float64.
         """
-        if self.scale is None:
-            return upcast(rows)
-        codes = _unpack(rows) if self.int4 else upcast(rows)
-        return codes * self.scale
+        out[...] = _unpack(rows) if self.int4 else rows
+        if self.scale is not None:
+            out *= self.scale
 
 
 def expand_scale(scale: Array, kv_num_heads: int, head_size: int) -> Float32:
@@ -84,6 +81,6 @@ def _pack(codes: Array) -> Array:
     return nibbles[..., 0::2] | nibbles[..., 1::2] << np.uint8(4)
 
 
-def _unpack(rows: Array) -> Float64:
+def _unpack(rows: Array) -> Array:
     nibbles = np.stack([rows & np.uint8(15), rows >> np.uint8(4)], axis=-1)
-    return nibbles.reshape(*rows.shape[:-1], -1).astype(np.float64) - 8.0
+    return nibbles.reshape(*rows.shape[:-1], -1).astype(np.int8) - np.int8(8)

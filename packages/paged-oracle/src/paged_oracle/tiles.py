@@ -16,7 +16,7 @@ from paged_schema import Call
 from paged_oracle.dtypes import Array, Bool, Float64, Int64, upcast
 from paged_oracle.sequences import Sequences
 
-KEY_CHUNK = 256
+KEY_CHUNK = 128
 ROW_TILE = 1024
 ROW_MULTIPLE = 16
 
