@@ -7,6 +7,7 @@ keeps one row a token in one cache, the value heads then the key heads, and one 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -106,7 +107,7 @@ class LatentLayout:
     name: str = "latent"
     has_value_cache: bool = False
 
-    @property
+    @cached_property
     def _map(self) -> GqaLatent:
         config = self.config
         return GqaLatent(config.heads, config.kv_heads, config.head_size, config.rotary_dim)

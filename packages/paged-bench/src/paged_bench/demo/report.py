@@ -40,14 +40,14 @@ def summary(totals: RunTotals, attention_seconds: float, geometry: PageGeometry,
         geometry: The pool.
         title: Which model, backend and layout.
     """
-    seconds = totals.seconds
+    seconds, share = totals.seconds, attention_seconds / totals.seconds
     new, tokens = totals.decode_tokens, totals.prefill_tokens + totals.decode_tokens
     rows = {
         "tokens": f"{new} generated, {totals.prefill_tokens} of prompts",
         "tokens/s": f"{new / seconds:.1f} generated, {tokens / seconds:.1f} in all",
         "steps": f"{totals.steps}, of which {totals.mixed_steps} mixed prefill and decode",
         "time per step": f"{seconds / totals.steps * 1e3:.0f} ms, slowest {totals.slowest * 1e3:.0f} ms",
-        "time in attention": f"{attention_seconds:.2f} of {seconds:.2f} s ({attention_seconds / seconds:.0%})",
+        "time in attention": f"{attention_seconds:.2f} of {seconds:.2f} s ({share:.0%})",
         "peak batch": f"{totals.peak_running} sequences",
         "peak pages": f"{totals.peak_pages} of {geometry.usable_blocks}, {geometry.block_size} tokens each",
         "page reuse": f"{totals.handouts} handed out, {totals.reused} of them used before",
