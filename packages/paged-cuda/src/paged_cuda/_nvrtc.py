@@ -44,9 +44,11 @@ def compile_to_cubin(source: str, name: str, options: Sequence[str]) -> Compiled
     _, program = nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
     try:
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
-        log = _text(*nvrtc.nvrtcGetProgramLogSize(program), program)
+        log = _log(program)
         if int(status) != 0:
-            raise CompileError("compile", name, f"{status.name}\n{log}", "a source and options that NVRTC accepts")
+            raise CompileError(
+                "compile", name, f"{status.name}\n{log}", "a source and options that NVRTC accepts"
+            )
         _, size = nvrtc.nvrtcGetCUBINSize(program)
         cubin = b" " * int(size)
         nvrtc.nvrtcGetCUBIN(program, cubin)
@@ -57,9 +59,10 @@ def compile_to_cubin(source: str, name: str, options: Sequence[str]) -> Compiled
     return Compiled(cubin, log)
 
 
-def _text(status: object, size: int, program: object) -> str:
+def _log(program: object) -> str:
     from cuda.bindings import nvrtc
 
+    _, size = nvrtc.nvrtcGetProgramLogSize(program)
     log = b" " * max(int(size), 1)
     nvrtc.nvrtcGetProgramLog(program, log)
     return log.decode(errors="replace").strip("\0 \n")

@@ -58,4 +58,6 @@ class Bounds:
             ("tokens", call.tokens, self.max_tokens),
         ):
             if isinstance(extent, int) and extent > limit:
-                raise ArgumentMismatch("bounds", name, extent, f"at most max_{name} = {limit}; raise the bound")
+                raise ArgumentMismatch(
+                    "bounds", name, extent, f"at most max_{name} = {limit}; raise the bound"
+                )

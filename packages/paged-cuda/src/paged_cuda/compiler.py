@@ -1,7 +1,7 @@
 """Signatures to cubins: compiled by NVRTC in parallel, checked, and cached on disk.
 
-CUBIN only, for a real architecture: it loads on any driver that knows the GPU, where PTX of a newer compiler does not.
-The key of an entry covers the expanded source, the options and NVRTC's version.
+CUBIN only, for a real architecture: it loads on any driver that knows the GPU, where PTX of a newer
+compiler does not. The key of an entry covers the expanded source, the options and NVRTC's version.
 """
 
 from __future__ import annotations
@@ -49,18 +49,24 @@ def architecture_of(major: int, minor: int) -> str:
         CompileError: The GPU is older than any kernel here.
     """
     if major < 8:
-        raise CompileError("capability", f"compute capability {major}.{minor}", "too old", "8.0 (Ampere) or newer")
+        raise CompileError(
+            "capability", f"compute capability {major}.{minor}", "too old", "8.0 (Ampere) or newer"
+        )
     return "sm_90a" if (major, minor) == (9, 0) else f"sm_{major}{minor}"
 
 
-def compile_kernel(signature: KernelSignature, architecture: str, cache: CubinCache | None = None) -> CompiledKernel:
+def compile_kernel(
+    signature: KernelSignature, architecture: str, cache: CubinCache | None = None
+) -> CompiledKernel:
     """Return the machine code of `signature`, from `cache` where it is there.
 
     Raises:
         CompileError: The source does not compile, or the code breaks a bound of its variant.
     """
     if not architecture.startswith("sm_"):
-        raise CompileError("architecture", signature.symbol, architecture, "a real architecture such as sm_90a")
+        raise CompileError(
+            "architecture", signature.symbol, architecture, "a real architecture such as sm_90a"
+        )
     source = kernel_source(signature.source)
     options = _options(signature, architecture)
     name = f"{signature.symbol}.{architecture}.{_key(source, options)}"
@@ -87,9 +93,9 @@ def compile_kernels(
     """
     work = list(jobs)
     if len(work) <= 1:
-        return [compile_kernel(*job, cache) for job in work]
+        return [compile_kernel(signature, architecture, cache) for signature, architecture in work]
     with ThreadPoolExecutor(max_workers=min(len(work), os.cpu_count() or 1)) as pool:
-        return list(pool.map(lambda job: compile_kernel(*job, cache), work))
+        return list(pool.map(lambda job: compile_kernel(job[0], job[1], cache), work))
 
 
 def _options(signature: KernelSignature, architecture: str) -> tuple[str, ...]:

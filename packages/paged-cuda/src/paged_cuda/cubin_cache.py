@@ -1,8 +1,8 @@
 """Compiled kernels on disk, safe for many processes at once.
 
-An entry is two files: `<symbol>.<arch>.<key>.cubin`, then `.json` with its SHA-256. Each appears by an atomic rename,
-the JSON last, so a reader sees a whole entry or none. A damaged entry is a miss. A folder that cannot be written costs
-one warning and nothing else.
+An entry is two files: `<symbol>.<arch>.<key>.cubin`, then `.json` with its SHA-256. Each appears by an
+atomic rename, the JSON last, so a reader sees a whole entry or none. A damaged entry is a miss. A folder
+that cannot be written costs one warning and nothing else.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class CubinCache:
             return
         self._warned = True
         message = (
-            f"cannot keep compiled kernels in {self.folder} ({error.strerror or error}); they are compiled again in "
-            "each process. Free some space or set PAGED_CUDA_CACHE_DIR to a writable folder."
+            f"cannot keep compiled kernels in {self.folder} ({error.strerror or error}); they are compiled "
+            "again in each process. Free some space or set PAGED_CUDA_CACHE_DIR to a writable folder."
         )
         warnings.warn(message, CacheWarning, stacklevel=3)

@@ -1,7 +1,8 @@
 """Everything this package can refuse, and why.
 
 Each error carries the rule and the numbers as fields, survives pickling, and says what was given, what is
-required and what to do. Modes without a kernel are `paged_schema.NotImplementedMode`, raised before any of these.
+required and what to do. Modes without a kernel are `paged_schema.NotImplementedMode`, raised before any of
+these.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class PagedCudaError(Exception):
         return f"{self.subject}: got {self.got}; required: {self.expected} [{self.rule}]"
 
 
-class NoDriver(PagedCudaError, RuntimeError):
+class NoDriver(PagedCudaError, RuntimeError):  # noqa: N818
     """There is no usable NVIDIA driver or GPU in this machine."""
 
 
@@ -37,18 +38,18 @@ class DriverError(PagedCudaError, RuntimeError):
 
 
 class CompileError(PagedCudaError, RuntimeError):
-    """A kernel did not compile, or compiled into something that must not ship; `got` holds the compiler's words."""
+    """A kernel did not compile, or its code must not ship; `got` holds the compiler's words."""
 
 
-class NotPrepared(PagedCudaError, RuntimeError):
+class NotPrepared(PagedCudaError, RuntimeError):  # noqa: N818
     """Something must be prepared before it can run or be captured; `subject` names it."""
 
 
-class ArgumentMismatch(PagedCudaError, ValueError):
+class ArgumentMismatch(PagedCudaError, ValueError):  # noqa: N818
     """An array or a number does not fit the call, the bounds, or the other arrays. Nothing was launched."""
 
 
-class GraphClosed(PagedCudaError, RuntimeError):
+class GraphClosed(PagedCudaError, RuntimeError):  # noqa: N818
     """A captured graph was used before its capture ended or after it was closed."""
 
 

@@ -1,6 +1,7 @@
 """What ptxas says about a kernel, and which of its words fail a build.
 
-Numbers come from the verbose log that NVRTC returns; they are kept beside the cubin, as a cache hit has no log.
+Numbers come from the verbose log that NVRTC returns; they are kept beside the cubin, as a cache hit has no
+log.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From a call to the kernels it needs: the only place that knows macros and symbols.
 
-A signature holds what is fixed at compile time. What a kernel reads at run time (extents, strides, scale, masks)
-is not part of it, so a handful of signatures serves every call of a path.
+A signature holds what is fixed at compile time. What a kernel reads at run time (extents, strides, scale,
+masks) is not part of it, so a handful of signatures serves every call of a path.
 """
 
 from __future__ import annotations
@@ -51,7 +51,11 @@ class KernelSignature:
     @property
     def macros(self) -> dict[str, str]:
         """The `-D` definitions the source is compiled with."""
-        macros = {"SYMBOL": self.symbol, "BF16": str(int(self.dtype == "bfloat16")), "DEBUG": str(int(self.debug))}
+        macros = {
+            "SYMBOL": self.symbol,
+            "BF16": str(int(self.dtype == "bfloat16")),
+            "DEBUG": str(int(self.debug)),
+        }
         return macros | {name: str(value) for name, value in self.constants}
 
 

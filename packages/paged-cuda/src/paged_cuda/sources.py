@@ -1,7 +1,8 @@
 """Kernel sources as one self-contained text each.
 
-A kernel includes only files of our own tree, written `#include "layout/params.cuh"` from the root of `kernels/`.
-They are put in place here, each once, so that no header of a toolkit can take part in a compilation.
+A kernel includes only files of our own tree, written `#include "layout/params.cuh"` from the root of
+`kernels/`. They are put in place here, each once, so that no header of a toolkit can take part in a
+compilation.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def _expand(name: str, root: Path, seen: set[str]) -> list[str]:
             continue
         own = _OWN.match(include[1])
         if own is None:
-            raise CompileError("include", f"{name}:{number}", line.strip(), 'only #include "..." of our own files')
+            raise CompileError(
+                "include", f"{name}:{number}", line.strip(), 'only #include "..." of our own files'
+            )
         lines += _expand(own[1], root, seen)
         lines.append(f'#line {number + 1} "{name}"')
     return lines
@@ -54,5 +57,7 @@ def sources_digest(root: Path = ROOT) -> str:
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.cu*"), key=lambda path: path.relative_to(root).as_posix()):
         text = path.read_bytes().replace(b"\r\n", b"\n")
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + str(len(text)).encode() + b"\0" + text)
+        digest.update(
+            path.relative_to(root).as_posix().encode() + b"\0" + str(len(text)).encode() + b"\0" + text
+        )
     return digest.hexdigest()

@@ -1,6 +1,7 @@
 """Every kernel variant that ships, with the bounds its machine code must keep.
 
-CI compiles exactly this list for exactly these architectures, so what a user can load has been compiled before.
+CI compiles exactly this list for exactly these architectures, so what a user can load has been compiled
+before.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from typing import get_args
 
 from paged_cuda.signature import ElementType, KernelSignature
 
-# Compute capability 9.0 loads sm_90a: only there do Hopper's own instructions exist, and no other GPU shares 9.0.
+# Compute capability 9.0 loads sm_90a: only there do Hopper's own instructions exist, and no other GPU
+# shares 9.0.
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
 
 

@@ -1,0 +1,84 @@
+"""`python -m paged_cuda`: look at the machine, or compile kernels without a GPU.
+
+Exit status 0 is success and 2 is a refusal, told in one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from paged_cuda.doctor import examine, render
+
+    print(render(examine(), as_json=arguments.json))
+    return 0
+
+
+def _compile(arguments: argparse.Namespace) -> int:
+    from paged_cuda.compiler import compile_kernels
+    from paged_cuda.cubin_cache import CubinCache
+    from paged_cuda.variants import ARCHITECTURES, variants_for
+
+    if arguments.out is None and not arguments.check:
+        raise SystemExit(
+            _refuse("compile needs --out DIR to keep the kernels, or --check to throw them away")
+        )
+    chosen = ARCHITECTURES if arguments.all else tuple(arguments.arch or ())
+    unknown = sorted(set(chosen) - set(ARCHITECTURES))
+    if unknown or not chosen:
+        given = ", ".join(unknown) or "no architecture"
+        raise SystemExit(
+            _refuse(f"got {given}; --arch takes {', '.join(ARCHITECTURES)}, --all takes them all")
+        )
+    jobs = [
+        (variant.signature, architecture) for architecture in chosen for variant in variants_for(architecture)
+    ]
+    cache = None if arguments.out is None else CubinCache(arguments.out)
+    kernels = compile_kernels(jobs, cache)
+    for kernel in kernels:
+        used = kernel.resources
+        print(
+            f"{kernel.architecture:8} {kernel.signature.symbol:40} {used.registers:3} registers "
+            f"{used.local_bytes:4} local {used.shared_bytes:6} shared {len(kernel.cubin):8} bytes"
+        )
+    print(f"{len(kernels)} kernels for {len(chosen)} architectures")
+    return 0
+
+
+def _refuse(message: str) -> int:
+    print(f"paged_cuda: {message}", file=sys.stderr)
+    return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m paged_cuda", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    doctor = commands.add_parser("doctor", help="say what this machine offers")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.set_defaults(command=_doctor)
+    compile_ = commands.add_parser("compile", help="compile every shipped kernel; needs no GPU")
+    compile_.add_argument("--arch", action="append", help="an architecture such as sm_90a; may be repeated")
+    compile_.add_argument("--all", action="store_true", help="every shipped architecture")
+    compile_.add_argument("--out", type=Path, help="the folder to fill, for PAGED_CUDA_CACHE_DIR")
+    compile_.add_argument("--check", action="store_true", help="keep nothing")
+    compile_.set_defaults(command=_compile)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit status."""
+    chosen = _parser().parse_args(arguments)
+    from paged_cuda.errors import PagedCudaError
+
+    try:
+        return int(chosen.command(chosen))
+    except PagedCudaError as error:
+        return _refuse(str(error))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

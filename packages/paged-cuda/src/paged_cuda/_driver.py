@@ -1,0 +1,348 @@
+"""The NVIDIA driver behind one typed protocol; the only module, with `_nvrtc`, that imports `cuda.*`.
+
+Handles are plain integers. Nothing is imported or opened before `require_driver`, and it looks for the
+driver's library first: on a machine without one, some of the wrapped calls never return.
+
+The calls of a step go straight to the library. Through the generated bindings one launch costs several
+times what the driver itself needs, most of it for converting arguments that here never change.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from paged_cuda.errors import DriverError, NoDriver
+
+Dim = tuple[int, int, int]
+Launcher = Callable[[int], None]
+MINIMUM_VERSION = (13, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProperties:
+    """What the host side decides by.
+
+    Attributes:
+        name: The GPU's product name.
+        capability: Compute capability (major, minor).
+        multiprocessors: Streaming multiprocessors.
+        shared_bytes: Most shared memory a block may opt in to.
+        bandwidth: Peak device memory bytes a second by clock and bus width; 0 where the driver does not say.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    shared_bytes: int
+    bandwidth: float
+
+
+class Driver(Protocol):
+    """What this package needs of a driver. Every failure is a `DriverError`."""
+
+    def device_count(self) -> int: ...
+    def version(self) -> tuple[int, int]: ...
+    def properties(self, ordinal: int) -> DeviceProperties: ...
+    def current_device(self) -> int | None: ...
+    def retain_context(self, ordinal: int) -> int: ...
+    def push_context(self, context: int) -> None: ...
+    def pop_context(self) -> None: ...
+
+    def allocate(self, nbytes: int) -> int: ...
+    def free(self, pointer: int) -> None: ...
+    def allocate_pinned(self, nbytes: int) -> int: ...
+    def free_pinned(self, address: int) -> None: ...
+    def copy_to_device(self, pointer: int, address: int, nbytes: int, stream: int) -> None: ...
+    def copy_to_host(self, address: int, pointer: int, nbytes: int, stream: int) -> None: ...
+    def fill(self, pointer: int, byte: int, nbytes: int, stream: int) -> None: ...
+
+    def create_stream(self) -> int: ...
+    def destroy_stream(self, stream: int) -> None: ...
+    def synchronize(self, stream: int) -> None: ...
+    def create_event(self) -> int: ...
+    def destroy_event(self, event: int) -> None: ...
+    def record_event(self, event: int, stream: int) -> None: ...
+    def wait_event(self, event: int) -> None: ...
+
+    def load_module(self, cubin: bytes) -> int: ...
+    def get_function(self, module: int, symbol: str) -> int: ...
+    def allow_shared(self, function: int, nbytes: int) -> None: ...
+    def launcher(
+        self,
+        function: int,
+        grid: Dim,
+        block: Dim,
+        shared_bytes: int,
+        params: ctypes.Structure,
+        *,
+        programmatic: bool = False,
+    ) -> Launcher: ...
+
+    def is_capturing(self, stream: int) -> bool: ...
+    def begin_capture(self, stream: int) -> None: ...
+    def end_capture(self, stream: int) -> int: ...
+    def instantiate(self, graph: int) -> int: ...
+    def upload_graph(self, executable: int, stream: int) -> None: ...
+    def launch_graph(self, executable: int, stream: int) -> None: ...
+    def destroy_graph(self, graph: int) -> None: ...
+    def destroy_executable(self, executable: int) -> None: ...
+
+
+_driver: Driver | None = None
+
+
+def require_driver() -> Driver:
+    """Return the driver, opened once a process.
+
+    Raises:
+        NoDriver: There is no driver library, it is too old, or it sees no GPU.
+    """
+    global _driver
+    if _driver is None:
+        _driver = CudaDriver()
+    return _driver
+
+
+def _load_library() -> ctypes.CDLL:
+    from cuda import pathfinder
+
+    try:
+        found = pathfinder.load_nvidia_dynamic_lib("cuda")
+    except pathfinder.DynamicLibNotFoundError:
+        advice = "an NVIDIA driver; install one, or run on the CPU with paged_oracle"
+        raise NoDriver("driver", "libcuda", "no such library", advice) from None
+    return ctypes.CDLL(found.abs_path or "libcuda.so.1")
+
+
+class _LaunchAttribute(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_uint32), ("padding", ctypes.c_uint32), ("value", ctypes.c_uint64 * 8))
+
+
+class _LaunchConfig(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("shared_bytes", ctypes.c_uint32),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_LaunchAttribute)),
+        ("num_attributes", ctypes.c_uint32),
+    )
+
+
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+_HOT: dict[str, tuple[type[ctypes._SimpleCData[Any]], ...]] = {
+    "cuLaunchKernelEx": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
+    "cuGraphLaunch": (ctypes.c_void_p, ctypes.c_void_p),
+    "cuStreamIsCapturing": (ctypes.c_void_p, ctypes.c_void_p),
+    "cuCtxPushCurrent_v2": (ctypes.c_void_p,),
+    "cuCtxPopCurrent_v2": (ctypes.c_void_p,),
+    "cuMemcpyHtoDAsync_v2": (ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p),
+}
+
+
+class CudaDriver:
+    """The real driver."""
+
+    def __init__(self) -> None:
+        library = _load_library()
+        from cuda.bindings import driver
+
+        self._cuda = driver
+        self._hot = {name: self._bind(library, name, types) for name, types in _HOT.items()}
+        (status,) = driver.cuInit(0)
+        if int(status) != 0:
+            raise NoDriver(
+                "driver", "cuInit", status.name, "a visible NVIDIA GPU; see python -m paged_cuda doctor"
+            )
+        if self.device_count() == 0:
+            raise NoDriver("driver", "libcuda", "no GPU", "a visible NVIDIA GPU; check CUDA_VISIBLE_DEVICES")
+        if self.version() < MINIMUM_VERSION:
+            wanted = "a driver for CUDA {}.{} or newer; update the NVIDIA driver".format(*MINIMUM_VERSION)
+            raise NoDriver("driver-version", "libcuda", "CUDA {}.{}".format(*self.version()), wanted)
+
+    @staticmethod
+    def _bind(library: ctypes.CDLL, name: str, types: tuple[type[Any], ...]) -> Callable[..., int]:
+        function = library[name]
+        function.argtypes = types
+        function.restype = ctypes.c_int
+        return function
+
+    def _call(self, name: str, *arguments: object) -> Any:
+        status, *values = getattr(self._cuda, name)(*arguments)
+        if int(status) != 0:
+            raise DriverError("driver-call", name, status.name, "CUDA_SUCCESS")
+        return values[0] if values else None
+
+    def _check(self, status: int, name: str) -> None:
+        if status != 0:
+            raise DriverError("driver-call", name, self._cuda.CUresult(status).name, "CUDA_SUCCESS")
+
+    def device_count(self) -> int:
+        return int(self._call("cuDeviceGetCount"))
+
+    def version(self) -> tuple[int, int]:
+        version = int(self._call("cuDriverGetVersion"))
+        return version // 1000, version % 1000 // 10
+
+    def properties(self, ordinal: int) -> DeviceProperties:
+        device = self._call("cuDeviceGet", ordinal)
+        kinds = self._cuda.CUdevice_attribute
+
+        def attribute(name: str) -> int:
+            return int(
+                self._call("cuDeviceGetAttribute", getattr(kinds, f"CU_DEVICE_ATTRIBUTE_{name}"), device)
+            )
+
+        # Two transfers a clock, kilohertz and bits.
+        bandwidth = 2.0 * attribute("MEMORY_CLOCK_RATE") * 1e3 * attribute("GLOBAL_MEMORY_BUS_WIDTH") / 8
+        name = self._call("cuDeviceGetName", 128, device)
+        return DeviceProperties(
+            name=name.split(b"\0")[0].decode(),
+            capability=(attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")),
+            multiprocessors=attribute("MULTIPROCESSOR_COUNT"),
+            shared_bytes=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+            bandwidth=bandwidth,
+        )
+
+    def current_device(self) -> int | None:
+        if int(self._call("cuCtxGetCurrent")) == 0:
+            return None
+        return int(self._call("cuCtxGetDevice"))
+
+    def retain_context(self, ordinal: int) -> int:
+        return int(self._call("cuDevicePrimaryCtxRetain", self._call("cuDeviceGet", ordinal)))
+
+    def push_context(self, context: int) -> None:
+        self._check(self._hot["cuCtxPushCurrent_v2"](context), "cuCtxPushCurrent")
+
+    def pop_context(self) -> None:
+        popped = ctypes.c_void_p()
+        self._check(self._hot["cuCtxPopCurrent_v2"](ctypes.addressof(popped)), "cuCtxPopCurrent")
+
+    def allocate(self, nbytes: int) -> int:
+        return int(self._call("cuMemAlloc", nbytes))
+
+    def free(self, pointer: int) -> None:
+        # The garbage collector may run this while somebody's capture is open; relaxed mode keeps that
+        # capture valid.
+        relaxed = self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        before = self._call("cuThreadExchangeStreamCaptureMode", relaxed)
+        try:
+            self._call("cuMemFree", pointer)
+        finally:
+            self._call("cuThreadExchangeStreamCaptureMode", before)
+
+    def allocate_pinned(self, nbytes: int) -> int:
+        return int(self._call("cuMemHostAlloc", nbytes, 0))
+
+    def free_pinned(self, address: int) -> None:
+        self._call("cuMemFreeHost", address)
+
+    def copy_to_device(self, pointer: int, address: int, nbytes: int, stream: int) -> None:
+        self._check(self._hot["cuMemcpyHtoDAsync_v2"](pointer, address, nbytes, stream), "cuMemcpyHtoDAsync")
+
+    def copy_to_host(self, address: int, pointer: int, nbytes: int, stream: int) -> None:
+        self._call("cuMemcpyDtoHAsync", address, pointer, nbytes, stream)
+
+    def fill(self, pointer: int, byte: int, nbytes: int, stream: int) -> None:
+        self._call("cuMemsetD8Async", pointer, byte, nbytes, stream)
+
+    def create_stream(self) -> int:
+        return int(self._call("cuStreamCreate", self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING))
+
+    def destroy_stream(self, stream: int) -> None:
+        self._call("cuStreamDestroy", stream)
+
+    def synchronize(self, stream: int) -> None:
+        self._call("cuStreamSynchronize", stream)
+
+    def create_event(self) -> int:
+        return int(self._call("cuEventCreate", self._cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+
+    def destroy_event(self, event: int) -> None:
+        self._call("cuEventDestroy", event)
+
+    def record_event(self, event: int, stream: int) -> None:
+        self._call("cuEventRecord", event, stream)
+
+    def wait_event(self, event: int) -> None:
+        self._call("cuEventSynchronize", event)
+
+    def load_module(self, cubin: bytes) -> int:
+        return int(self._call("cuModuleLoadData", cubin))
+
+    def get_function(self, module: int, symbol: str) -> int:
+        function = self._call("cuModuleGetFunction", module, symbol.encode())
+        self._call("cuFuncLoad", function)
+        return int(function)
+
+    def allow_shared(self, function: int, nbytes: int) -> None:
+        kinds = self._cuda.CUfunction_attribute
+        kind = kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        self._call("cuFuncSetAttribute", self._cuda.CUfunction(function), kind, nbytes)
+
+    def launcher(
+        self,
+        function: int,
+        grid: Dim,
+        block: Dim,
+        shared_bytes: int,
+        params: ctypes.Structure,
+        *,
+        programmatic: bool = False,
+    ) -> Launcher:
+        attribute = _LaunchAttribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION)
+        attribute.value[0] = 1
+        config = _LaunchConfig(
+            grid=grid,
+            block=block,
+            shared_bytes=shared_bytes,
+            attributes=ctypes.pointer(attribute),
+            num_attributes=int(programmatic),
+        )
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+        config_at, pointers_at = ctypes.addressof(config), ctypes.addressof(pointers)
+        call, check = self._hot["cuLaunchKernelEx"], self._check
+
+        # The defaults keep alive what the driver reads by address.
+        def launch(stream: int, _kept: object = (attribute, params, pointers)) -> None:
+            config.stream = stream
+            status = call(config_at, function, pointers_at, None)
+            if status:
+                check(status, "cuLaunchKernelEx")
+
+        return launch
+
+    def is_capturing(self, stream: int) -> bool:
+        status = ctypes.c_int()
+        self._check(self._hot["cuStreamIsCapturing"](stream, ctypes.addressof(status)), "cuStreamIsCapturing")
+        return status.value != 0
+
+    def begin_capture(self, stream: int) -> None:
+        # Relaxed: the body of a capture may allocate or free on the host without breaking it.
+        self._call(
+            "cuStreamBeginCapture", stream, self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        )
+
+    def end_capture(self, stream: int) -> int:
+        return int(self._call("cuStreamEndCapture", stream))
+
+    def instantiate(self, graph: int) -> int:
+        return int(self._call("cuGraphInstantiate", self._cuda.CUgraph(graph), 0))
+
+    def upload_graph(self, executable: int, stream: int) -> None:
+        self._call("cuGraphUpload", self._cuda.CUgraphExec(executable), stream)
+
+    def launch_graph(self, executable: int, stream: int) -> None:
+        status = self._hot["cuGraphLaunch"](executable, stream)
+        if status:
+            self._check(status, "cuGraphLaunch")
+
+    def destroy_graph(self, graph: int) -> None:
+        self._call("cuGraphDestroy", self._cuda.CUgraph(graph))
+
+    def destroy_executable(self, executable: int) -> None:
+        self._call("cuGraphExecDestroy", self._cuda.CUgraphExec(executable))

@@ -1,0 +1,356 @@
+"""The operator: prepared once for a call and bounds, then launched.
+
+`prepare` compiles, loads and allocates. `run` checks its arrays on the host and launches; it allocates
+nothing on the device, waits for nothing and reads nothing back. One operator serves one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paged_cuda import graph
+from paged_cuda._driver import Launcher
+from paged_cuda.bounds import Bounds
+from paged_cuda.compiler import architecture_of
+from paged_cuda.cubin_cache import CubinCache
+from paged_cuda.device import DeviceLike, DeviceMemory, resolve_device
+from paged_cuda.device_plan import DeviceIndexPlan
+from paged_cuda.errors import ArgumentMismatch, NotPrepared
+from paged_cuda.explain import Explanation, KernelReport, floor_bytes
+from paged_cuda.loader import LoadedKernel, load_kernels
+from paged_cuda.operands import Geometry, OperandCheck, Operands, check_addresses, geometry_of
+from paged_cuda.params import AttentionParams
+from paged_cuda.paths import LaunchSpec, choose_path
+from paged_cuda.stream import StreamLike, stream_handle
+from paged_cuda.views import device_view
+from paged_cuda.violations import NBYTES, Violations
+from paged_cuda.workspace import Workspace
+
+if TYPE_CHECKING:
+    from paged_schema import Call
+
+# Memory that a capture of somebody else refers to. Nobody tells us when that graph ends, so it stays.
+_immortal: list[object] = []
+
+
+class PagedAttention:
+    """ONNX Runtime's `com.microsoft::PagedAttention` with the LATENT layout, on one GPU.
+
+    Args:
+        call: From `paged_schema.check`. Head sizes and rotary width must be known.
+        bounds: The largest batch.
+        device: A GPU, its ordinal, or None for the current one.
+        kernel: `auto`, or the name of a path such as `baseline`.
+        workspace: Scratch memory shared with other operators of the same stream; by default its own.
+        cache: Where cubins are kept; by default the user's cache folder.
+        debug: Use kernels that count violations only the device can see; read them with `violations`.
+
+    Raises:
+        NotImplementedMode: The call uses a mode that has no kernel here.
+        ArgumentMismatch: The call leaves a size open that the kernels need, or exceeds the bounds.
+        NoDriver: There is no usable driver or GPU.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        bounds: Bounds,
+        *,
+        device: DeviceLike = None,
+        kernel: str = "auto",
+        workspace: Workspace | None = None,
+        cache: CubinCache | None = None,
+        debug: bool = False,
+    ) -> None:
+        # Imported late: a caller with a call has the schema already, the others need not wait for pydantic.
+        from paged_schema import Capability, require
+
+        require(call, Capability.paged_cuda())
+        _require_sizes(call)
+        bounds.admit(call)
+        self.call = call
+        self.bounds = bounds
+        self.device = resolve_device(device)
+        self._step = choose_path(call, bounds, self.device.properties, kernel=kernel, debug=debug)
+        self._cache = CubinCache() if cache is None else cache
+        self._workspace = workspace
+        self._debug = debug
+        self._params = _frozen_params(call)
+        self._check = OperandCheck(call, bounds, self.device.ordinal)
+        self._geometry: tuple[Geometry, bool] | None = None
+        self._kernels: list[LoadedKernel] = []
+        self._launchers: list[Launcher] = []
+        self._violations: DeviceMemory | None = None
+        self._pinned = False
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Scratch memory that every step inside the bounds needs, in bytes."""
+        return self._step.workspace.nbytes
+
+    def prepare(self) -> PagedAttention:
+        """Compile, load and allocate everything that `run` needs; return self. Calling it again does nothing.
+
+        Raises:
+            CompileError: A kernel does not compile.
+            DriverError: The driver refuses machine code or memory.
+            ArgumentMismatch: The shared workspace is too small or on another GPU.
+        """
+        if self._launchers:
+            return self
+        if self._workspace is None:
+            self._workspace = Workspace(self.device, self.workspace_bytes)
+        self._workspace.admit(self.workspace_bytes, self.device)
+        self._params.workspace = self._workspace.pointer
+        self._kernels = load_kernels(
+            self.device, [spec.signature for spec in self._step.launches], self._cache
+        )
+        if self._debug:
+            self._violations = DeviceMemory(self.device, NBYTES)
+            self._params.violations = self._violations.pointer
+            self.reset_violations(0)
+        self._launchers = [
+            self._launcher(*pair) for pair in zip(self._step.launches, self._kernels, strict=True)
+        ]
+        return self
+
+    def _launcher(self, spec: LaunchSpec, kernel: LoadedKernel) -> Launcher:
+        # Kernels are shared by the whole process, so the limit is the largest there is and never lowered
+        # again.
+        limit = self.device.properties.shared_bytes - kernel.compiled.resources.shared_bytes
+        with self.device as device:
+            device.driver.allow_shared(kernel.function, limit)
+        return device.driver.launcher(
+            kernel.function,
+            spec.grid,
+            spec.block,
+            spec.shared_bytes,
+            self._params,
+            programmatic=spec.programmatic,
+        )
+
+    def run(
+        self,
+        *,
+        query: object,
+        key: object,
+        key_cache: object,
+        cumulative_sequence_length: object = None,
+        past_seqlens: object = None,
+        block_table: object = None,
+        slot_mapping: object = None,
+        cos_cache: object = None,
+        sin_cache: object = None,
+        attention_metadata: Sequence[int] | None = None,
+        plan: DeviceIndexPlan | None = None,
+        output: object,
+        key_cache_out: object = None,
+        lse: object = None,
+        stream: StreamLike,
+    ) -> None:
+        """Write the new rows into the cache and attend, in `stream`.
+
+        T is the call's element type; strides may be wider than rows where the last dimension is dense.
+
+        Args:
+            query: (tokens, num_heads * head_size) T.
+            key: (tokens, head_size) T, before rotary.
+            key_cache: (num_blocks, block_size, 1, head_size) T, updated in place.
+            cumulative_sequence_length: (batch + 1) int32; rows from its last value on get zero output.
+            past_seqlens: (batch) int32, without the new tokens.
+            block_table: (batch, max_blocks) int32; entries outside the cache are masked.
+            slot_mapping: (tokens) int32 if the call has it; negative or out of range is not written.
+            cos_cache: (rotary_rows, rotary_dim / 2) T if the call rotates.
+            sin_cache: As cos_cache.
+            attention_metadata: Two or three host integers; they bound lengths and change nothing here.
+            plan: Instead of the index tensors.
+            output: (tokens, num_heads * v_head_size) T, every row written.
+            key_cache_out: The buffer of key_cache, or None.
+            lse: (tokens, num_heads) float32: natural log-sum-exp, -inf for rows without a key; or None.
+            stream: Where to launch.
+
+        Raises:
+            NotPrepared: `prepare` has not been called.
+            ArgumentMismatch: An array does not fit. Nothing was launched.
+        """
+        if not self._launchers:
+            names = ", ".join(spec.signature.symbol for spec in self._step.launches)
+            raise NotPrepared("cold", names, "run before prepare", "op.prepare() first, outside any capture")
+        if plan is not None:
+            if not (cumulative_sequence_length is past_seqlens is block_table is slot_mapping is None):
+                raise ArgumentMismatch(
+                    "plan", "plan", "index tensors beside it", "either plan= or the index tensors"
+                )
+            cumulative_sequence_length, past_seqlens, slot_mapping, block_table = plan.arrays
+            if not self.call.has_slot_mapping:
+                slot_mapping = None
+        _check_metadata(attention_metadata)
+        operands = Operands(
+            device_view(query, "query"),
+            device_view(key, "key"),
+            device_view(key_cache, "key_cache"),
+            device_view(cumulative_sequence_length, "cumulative_sequence_length"),
+            device_view(past_seqlens, "past_seqlens"),
+            device_view(block_table, "block_table"),
+            None if slot_mapping is None else device_view(slot_mapping, "slot_mapping"),
+            None if cos_cache is None else device_view(cos_cache, "cos_cache"),
+            None if sin_cache is None else device_view(sin_cache, "sin_cache"),
+            device_view(output, "output"),
+            None if key_cache_out is None else device_view(key_cache_out, "key_cache_out"),
+            None if lse is None else device_view(lse, "lse"),
+        )
+        self._admit(operands, padded=plan is not None)
+        self._set_addresses(operands)
+        self._launch(operands, stream_handle(stream))
+
+    def _admit(self, operands: Operands, *, padded: bool) -> None:
+        geometry = (geometry_of(operands), padded)
+        if geometry != self._geometry:
+            self._geometry = None
+            given, wanted = operands.slot_mapping is not None, self.call.has_slot_mapping
+            if given != wanted:
+                got, expected = ("an array", "none") if given else ("nothing", "an array")
+                raise ArgumentMismatch(
+                    "presence", "slot_mapping", got, f"{expected}, as the call was checked with"
+                )
+            self._check.admit(operands, self._params, padded=padded)
+            self._geometry = geometry
+        check_addresses(operands)
+
+    def _set_addresses(self, operands: Operands) -> None:
+        params, rotary = self._params, self.call.rotary
+        params.query = operands.query.pointer
+        params.key = operands.key.pointer
+        params.key_cache = operands.key_cache.pointer
+        params.cumulative_sequence_length = operands.cumulative_sequence_length.pointer
+        params.past_seqlens = operands.past_seqlens.pointer
+        params.block_table = operands.block_table.pointer
+        params.slot_mapping = 0 if operands.slot_mapping is None else operands.slot_mapping.pointer
+        params.cos_cache = operands.cos_cache.pointer if rotary and operands.cos_cache else 0
+        params.sin_cache = operands.sin_cache.pointer if rotary and operands.sin_cache else 0
+        params.output = operands.output.pointer
+        params.lse = 0 if operands.lse is None else operands.lse.pointer
+
+    def _launch(self, operands: Operands, stream: int) -> None:
+        if self._params.tokens == 0:
+            return
+        driver = self.device.driver
+        driver.push_context(self.device.context)
+        try:
+            if not graph.retain(self, operands) and not self._pinned and driver.is_capturing(stream):
+                _immortal.append((self._workspace, self._violations))
+                self._pinned = True
+            for launch in self._launchers:
+                launch(stream)
+        finally:
+            driver.pop_context()
+
+    def explain(
+        self, context_lens: Sequence[int] | None = None, query_lens: Sequence[int] | None = None
+    ) -> Explanation:
+        """Return what was chosen and why, and with a batch its lower bound in bytes and time.
+
+        Args:
+            context_lens: Keys of each sequence, the new ones included.
+            query_lens: New tokens of each sequence; one each by default.
+        """
+        properties = self.device.properties
+        reports = tuple(
+            KernelReport(
+                spec.signature.symbol,
+                spec.grid,
+                spec.block,
+                spec.shared_bytes,
+                self._kernels[index].compiled.resources if self._kernels else None,
+            )
+            for index, spec in enumerate(self._step.launches)
+        )
+        moved = None
+        if context_lens is not None:
+            moved = floor_bytes(
+                context_lens,
+                [1] * len(context_lens) if query_lens is None else query_lens,
+                num_heads=self.call.num_heads,
+                head_size=self._params.head_size,
+                v_head_size=self._params.v_head_size,
+            )
+        return Explanation(
+            path=self._step.path,
+            reason=self._step.reason,
+            device=properties.name,
+            architecture=architecture_of(*properties.capability),
+            workspace_bytes=self.workspace_bytes,
+            kernels=reports,
+            floor_bytes=moved,
+            floor_us=1e6 * moved / properties.bandwidth
+            if moved is not None and properties.bandwidth
+            else None,
+        )
+
+    def violations(self, stream: StreamLike) -> Violations:
+        """Wait for `stream` and return what the debug kernels counted since the last reset.
+
+        Raises:
+            NotPrepared: The operator is not a prepared debug operator.
+        """
+        memory, handle = self._debug_memory(), stream_handle(stream)
+        words = np.zeros(2, np.uint64)
+        with self.device as device:
+            device.driver.copy_to_host(words.ctypes.data, memory.pointer, NBYTES, handle)
+            device.driver.synchronize(handle)
+        return Violations.decode(int(words[0]), int(words[1]))
+
+    def reset_violations(self, stream: StreamLike) -> None:
+        """Forget what was counted, and wait for that.
+
+        Raises:
+            NotPrepared: The operator is not a prepared debug operator.
+        """
+        memory, handle = self._debug_memory(), stream_handle(stream)
+        with self.device as device:
+            device.driver.fill(memory.pointer, 0, 8, handle)
+            device.driver.fill(memory.pointer + 8, 0xFF, 8, handle)
+            device.driver.synchronize(handle)
+
+    def _debug_memory(self) -> DeviceMemory:
+        if self._violations is None:
+            raise NotPrepared(
+                "debug", "violations", "no debug kernels", "PagedAttention(..., debug=True).prepare()"
+            )
+        return self._violations
+
+
+def _require_sizes(call: Call) -> None:
+    sizes = {"head_size": call.head_size, "v_head_size": call.v_head_size}
+    if call.rotary:
+        sizes["rotary_dim"] = call.rotary_dim
+    for name, size in sizes.items():
+        if not size:
+            raise ArgumentMismatch(
+                "open-size", name, size, "a known size: give the inputs' last dimensions to check"
+            )
+
+
+def _frozen_params(call: Call) -> AttentionParams:
+    return AttentionParams(
+        num_heads=call.num_heads,
+        head_size=call.head_size,
+        v_head_size=call.v_head_size,
+        rotary_dim=call.rotary_dim if call.rotary else 0,
+        rotary_offset=call.rotary_offset,
+        rotary_interleaved=int(call.rotary_interleaved),
+        local_window_size=call.local_window_size,
+        causal=int(call.causal),
+        scale=call.scale,
+        softcap=call.softcap,
+    )
+
+
+def _check_metadata(metadata: Sequence[int] | None) -> None:
+    if metadata is not None and (len(metadata) not in (2, 3) or any(bound < 0 for bound in metadata)):
+        raise ArgumentMismatch(
+            "metadata", "attention_metadata", list(metadata), "two or three bounds, none negative"
+        )

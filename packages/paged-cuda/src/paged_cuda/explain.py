@@ -1,0 +1,93 @@
+"""What an operator will do, in numbers that can be read before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paged_cuda.resources import Resources
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """One launch of a step.
+
+    Attributes:
+        symbol: The kernel.
+        grid: Blocks.
+        block: Threads a block.
+        shared_bytes: Dynamic shared memory a block.
+        resources: Registers and local memory; None before `prepare`.
+    """
+
+    symbol: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    resources: Resources | None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What was chosen for a call, and why. Printing it gives a short text.
+
+    Attributes:
+        path: Name of the way to attend.
+        reason: Why this one; what faster paths said against the call.
+        device: The GPU's name.
+        architecture: What the kernels are compiled for.
+        workspace_bytes: Scratch memory.
+        kernels: The launches, in order.
+        floor_bytes: Bytes that the batch given must move at least; None without a batch.
+        floor_us: The time that takes at the memory's peak rate; None where either is unknown.
+    """
+
+    path: str
+    reason: str
+    device: str
+    architecture: str
+    workspace_bytes: int
+    kernels: tuple[KernelReport, ...]
+    floor_bytes: int | None = None
+    floor_us: float | None = None
+
+    def __str__(self) -> str:
+        lines = [
+            f"path {self.path} ({self.reason}) on {self.device}, {self.architecture}",
+            f"workspace {self.workspace_bytes} bytes",
+        ]
+        for kernel in self.kernels:
+            used = kernel.resources
+            registers = "not compiled yet" if used is None else f"{used.registers} registers"
+            lines.append(
+                f"  {kernel.symbol}: {kernel.grid[0]} x {kernel.block[0]} threads, {registers}, "
+                f"{kernel.shared_bytes} bytes shared"
+            )
+        if self.floor_bytes is not None:
+            time = "" if self.floor_us is None else f", {self.floor_us:.1f} us at the memory's peak rate"
+            lines.append(f"floor {self.floor_bytes} bytes{time}")
+        return "\n".join(lines)
+
+
+def floor_bytes(
+    context_lens: Sequence[int],
+    query_lens: Sequence[int],
+    *,
+    num_heads: int,
+    head_size: int,
+    v_head_size: int,
+) -> int:
+    """Return the bytes one step must move at least.
+
+    Each visible key row is read once, the query read and the output written once, new rows read and written.
+
+    Args:
+        context_lens: Keys of each sequence, the new ones included.
+        query_lens: New tokens of each sequence.
+        num_heads: Query heads.
+        head_size: Channels of a row.
+        v_head_size: Channels of an output head.
+    """
+    tokens = sum(query_lens)
+    rows = sum(context_lens) + 2 * tokens
+    return 2 * (rows * head_size + tokens * num_heads * (head_size + v_head_size))

@@ -1,0 +1,217 @@
+"""A driver without a GPU: memory is host memory, launches are recorded, calls are counted.
+
+Tests of the host side run against it anywhere. It executes no kernel, so it says nothing about numbers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from dataclasses import dataclass
+
+from paged_cuda._driver import DeviceProperties, Dim, Launcher
+from paged_cuda.errors import DriverError
+
+FAKE_GPU = DeviceProperties(
+    name="fake GPU", capability=(9, 0), multiprocessors=4, shared_bytes=232_448, bandwidth=1e12
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """One recorded launch.
+
+    Attributes:
+        function: The kernel's handle.
+        symbol: Its name.
+        grid: Blocks.
+        block: Threads.
+        shared_bytes: Dynamic shared memory.
+        params: The argument struct's bytes at the moment of the launch.
+        stream: Where.
+    """
+
+    function: int
+    symbol: str
+    grid: Dim
+    block: Dim
+    shared_bytes: int
+    params: bytes
+    stream: int
+
+
+class FakeDriver:
+    """Implements `paged_cuda._driver.Driver`.
+
+    Attributes:
+        calls: How often each method ran; launches count as `launch`.
+        launched: Every launch outside captures, in order; a replay repeats its capture's.
+        memory: Live device allocations by address.
+        capturing: Streams under capture and what they have recorded.
+        limit: Device bytes that can be allocated; an allocation beyond it fails.
+    """
+
+    def __init__(
+        self, properties: DeviceProperties = FAKE_GPU, *, devices: int = 1, limit: int = 2**32
+    ) -> None:
+        self.calls: Counter[str] = Counter()
+        self.launched: list[Launched] = []
+        self.memory: dict[int, ctypes.Array[ctypes.c_char]] = {}
+        self.capturing: dict[int, list[Launched]] = {}
+        self.graphs: dict[int, list[Launched]] = {}
+        self.executables: dict[int, list[Launched]] = {}
+        self.contexts: list[int] = []
+        self.symbols: dict[int, str] = {}
+        self.limit = limit
+        self._properties = properties
+        self._devices = devices
+        self._pinned: dict[int, ctypes.Array[ctypes.c_char]] = {}
+        self._next = 0x1000
+
+    def _handle(self, call: str) -> int:
+        self.calls[call] += 1
+        self._next += 0x10
+        return self._next
+
+    def device_count(self) -> int:
+        return self._devices
+
+    def version(self) -> tuple[int, int]:
+        return (13, 0)
+
+    def properties(self, ordinal: int) -> DeviceProperties:
+        return self._properties
+
+    def current_device(self) -> int | None:
+        return self.contexts[-1] - 1 if self.contexts else None
+
+    def retain_context(self, ordinal: int) -> int:
+        return ordinal + 1
+
+    def push_context(self, context: int) -> None:
+        self.calls["push_context"] += 1
+        self.contexts.append(context)
+
+    def pop_context(self) -> None:
+        self.calls["pop_context"] += 1
+        self.contexts.pop()
+
+    def allocate(self, nbytes: int) -> int:
+        self.calls["allocate"] += 1
+        if sum(map(len, self.memory.values())) + nbytes > self.limit:
+            raise DriverError("driver-call", "cuMemAlloc", "CUDA_ERROR_OUT_OF_MEMORY", "CUDA_SUCCESS")
+        # Room to return an aligned address inside the block.
+        block = ctypes.create_string_buffer(nbytes + 256)
+        pointer = -(-ctypes.addressof(block) // 256) * 256
+        self.memory[pointer] = block
+        return pointer
+
+    def free(self, pointer: int) -> None:
+        self.calls["free"] += 1
+        del self.memory[pointer]
+
+    def allocate_pinned(self, nbytes: int) -> int:
+        self.calls["allocate_pinned"] += 1
+        block = ctypes.create_string_buffer(nbytes)
+        self._pinned[ctypes.addressof(block)] = block
+        return ctypes.addressof(block)
+
+    def free_pinned(self, address: int) -> None:
+        self.calls["free_pinned"] += 1
+        del self._pinned[address]
+
+    def copy_to_device(self, pointer: int, address: int, nbytes: int, stream: int) -> None:
+        self.calls["copy_to_device"] += 1
+        ctypes.memmove(pointer, address, nbytes)
+
+    def copy_to_host(self, address: int, pointer: int, nbytes: int, stream: int) -> None:
+        self.calls["copy_to_host"] += 1
+        ctypes.memmove(address, pointer, nbytes)
+
+    def fill(self, pointer: int, byte: int, nbytes: int, stream: int) -> None:
+        self.calls["fill"] += 1
+        ctypes.memset(pointer, byte, nbytes)
+
+    def create_stream(self) -> int:
+        return self._handle("create_stream")
+
+    def destroy_stream(self, stream: int) -> None:
+        self.calls["destroy_stream"] += 1
+
+    def synchronize(self, stream: int) -> None:
+        self.calls["synchronize"] += 1
+
+    def create_event(self) -> int:
+        return self._handle("create_event")
+
+    def destroy_event(self, event: int) -> None:
+        self.calls["destroy_event"] += 1
+
+    def record_event(self, event: int, stream: int) -> None:
+        self.calls["record_event"] += 1
+
+    def wait_event(self, event: int) -> None:
+        self.calls["wait_event"] += 1
+
+    def load_module(self, cubin: bytes) -> int:
+        return self._handle("load_module")
+
+    def get_function(self, module: int, symbol: str) -> int:
+        function = self._handle("get_function")
+        self.symbols[function] = symbol
+        return function
+
+    def allow_shared(self, function: int, nbytes: int) -> None:
+        self.calls["allow_shared"] += 1
+
+    def launcher(
+        self,
+        function: int,
+        grid: Dim,
+        block: Dim,
+        shared_bytes: int,
+        params: ctypes.Structure,
+        *,
+        programmatic: bool = False,
+    ) -> Launcher:
+        symbol = self.symbols[function]
+
+        def launch(stream: int) -> None:
+            self.calls["launch"] += 1
+            record = Launched(function, symbol, grid, block, shared_bytes, bytes(params), stream)
+            self.capturing.get(stream, self.launched).append(record)
+
+        return launch
+
+    def is_capturing(self, stream: int) -> bool:
+        self.calls["is_capturing"] += 1
+        return stream in self.capturing
+
+    def begin_capture(self, stream: int) -> None:
+        self.calls["begin_capture"] += 1
+        self.capturing[stream] = []
+
+    def end_capture(self, stream: int) -> int:
+        graph = self._handle("end_capture")
+        self.graphs[graph] = self.capturing.pop(stream)
+        return graph
+
+    def instantiate(self, graph: int) -> int:
+        executable = self._handle("instantiate")
+        self.executables[executable] = list(self.graphs[graph])
+        return executable
+
+    def upload_graph(self, executable: int, stream: int) -> None:
+        self.calls["upload_graph"] += 1
+
+    def launch_graph(self, executable: int, stream: int) -> None:
+        self.calls["launch_graph"] += 1
+        self.launched += self.executables[executable]
+
+    def destroy_graph(self, graph: int) -> None:
+        self.calls["destroy_graph"] += 1
+        del self.graphs[graph]
+
+    def destroy_executable(self, executable: int) -> None:
+        self.calls["destroy_executable"] += 1
+        del self.executables[executable]
