@@ -7,6 +7,14 @@ an error, and an error leaves the caches as they were.
 
 from paged_oracle import latent
 from paged_oracle.attention import Outputs, paged_attention
-from paged_oracle.errors import OracleError, UndefinedInputError, UnusableArrayError
+from paged_oracle.errors import OracleError, UndefinedInputError, UnusableArrayError, UnusableOptionError
 
-__all__ = ["OracleError", "Outputs", "UndefinedInputError", "UnusableArrayError", "latent", "paged_attention"]
+__all__ = [
+    "OracleError",
+    "Outputs",
+    "UndefinedInputError",
+    "UnusableArrayError",
+    "UnusableOptionError",
+    "latent",
+    "paged_attention",
+]

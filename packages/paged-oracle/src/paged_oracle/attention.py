@@ -1,9 +1,6 @@
-"""The operator: check, project, write the caches, attend.
+"""The operator on arrays.
 
-Invariant: everything that can be refused is refused before the first write, and all writes of a call come
-    before
-its first attention read. A token whose write was skipped therefore meets whatever its place in the cache
-held.
+Invariant: everything that can be refused is refused before the first write to a cache.
 """
 
 from __future__ import annotations
@@ -13,15 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 from paged_schema import PagedAttentionAttributes
 
-from paged_oracle.cache import BlockCache
-from paged_oracle.dtypes import Array, DType, Float64, round_to, upcast
-from paged_oracle.prologue import Rounding, project
-from paged_oracle.quantization import Codec, expand_scale
+from paged_oracle.backends import BACKENDS, COMMON, Backend, BackendName
+from paged_oracle.dtypes import Array, DType, Float64, round_to
+from paged_oracle.errors import UnusableOptionError
+from paged_oracle.forward import Forward
+from paged_oracle.prologue import Rounding
 from paged_oracle.resolve import BoundCall, Inputs, resolve
-from paged_oracle.sequences import Sequences
-from paged_oracle.softmax import RunningSoftmax
 from paged_oracle.strict import require_defined
-from paged_oracle.tiles import KEY_CHUNK, Tile, from_rows, mask_rows, tiles, to_rows
+from paged_oracle.tiles import tiles
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +43,7 @@ def paged_attention(
     inputs: Inputs,
     *,
     rounding: Rounding = "ort",
+    backend: BackendName | None = None,
     ort: str = "1.31",
     extensions: frozenset[str] = frozenset(),
     strict: bool = False,
@@ -69,6 +66,8 @@ def paged_attention(
         inputs: arrays by schema name; a missing name or None is an absent input. bfloat16 and float8e4m3fn
             are ml_dtypes arrays. `key_cache` and `value_cache` are updated in place.
         rounding: which arithmetic.
+        backend: also make the roundings of one of ONNX Runtime's SEPARATE kernels (see `backends`); None
+            makes only those that all of them share.
         ort: the ONNX Runtime release whose rules apply.
         extensions: things that ONNX Runtime has no kernel for, asked for by name; only ``"float32"`` exists.
         strict: refuse what ONNX Runtime leaves undefined, instead of masking or skipping it.
@@ -78,94 +77,40 @@ def paged_attention(
         paged_schema.NotImplementedMode: a call that it has no kernel for.
         UnusableArrayError: an input that is no NumPy array, or a cache that cannot be written.
         UndefinedInputError: only with `strict`.
+        UnusableOptionError: an unknown `rounding` or `backend`, or a backend with LATENT or ``"exact"``.
     """
     bound = resolve(attributes, inputs, ort, extensions)
+    emulated = _emulated(bound, rounding, backend)
     if strict:
         require_defined(bound)
-    sequences = Sequences.build(bound)
     num_heads, v_head_size = bound.call.num_heads, bound.v_head_size
     output = np.zeros((bound.tokens, num_heads, v_head_size), bound.arrays["query"].dtype)
     lse = np.full((bound.tokens, num_heads), -np.inf, np.float64 if rounding == "exact" else np.float32)
-    keys, values = _caches(bound)
     with np.errstate(all="ignore"):
-        query = _append(bound, sequences, keys, values, rounding)
-        for tile in tiles(bound.call, sequences):
-            result, denominator = _attend(bound, sequences, tile, query[tile.tokens], keys, values)
+        forward = Forward.open(bound, emulated)
+        query = forward.append(rounding)
+        for tile in tiles(bound.call, forward.sequences):
+            result, denominator = forward.attend(tile, query[tile.tokens])
             output[tile.tokens] = _rounded(result, output.dtype, rounding)
             lse[tile.tokens] = denominator
-    output[sequences.idle] = 0
-    lse[sequences.idle] = -np.inf
+    output[forward.sequences.idle] = 0
+    lse[forward.sequences.idle] = -np.inf
     flat = output.reshape(bound.tokens, num_heads * v_head_size)
-    return Outputs(flat, keys.array, None if values is None else values.array, lse)
+    return Outputs(flat, forward.keys.array, None if forward.values is None else forward.values.array, lse)
 
 
-def _caches(bound: BoundCall) -> tuple[BlockCache, BlockCache | None]:
-    keys = BlockCache(bound.arrays["key_cache"], _codec(bound, "key_cache", "k_scale"))
-    if bound.call.layout == "LATENT":
-        return keys, None
-    return keys, BlockCache(bound.arrays["value_cache"], _codec(bound, "value_cache", "v_scale"))
-
-
-def _codec(bound: BoundCall, cache: str, scale: str) -> Codec:
-    dtype = bound.arrays[cache].dtype
-    if scale not in bound.arrays:
-        return Codec(dtype)
-    expanded = expand_scale(bound.arrays[scale], bound.call.kv_num_heads, bound.head_size)
-    return Codec(dtype, expanded, bound.call.int4)
-
-
-def _append(
-    bound: BoundCall, sequences: Sequences, keys: BlockCache, values: BlockCache | None, rounding: Rounding
-) -> Array:
-    """Write the new tokens and return the query heads (tokens, num_heads, head_size)."""
-    query, key, value = project(bound, sequences.positions, rounding)
-    key_rows = keys.codec.encode(key)
-    value_rows = None if values is None or value is None else values.codec.encode(value)
-    slots = sequences.write_slots(bound.arrays.get("slot_mapping"))
-    keys.write(slots, key_rows)
-    if values is not None and value_rows is not None:
-        values.write(slots, value_rows)
-    return query
-
-
-def _attend(
-    bound: BoundCall,
-    sequences: Sequences,
-    tile: Tile,
-    query: Array,
-    keys: BlockCache,
-    values: BlockCache | None,
-) -> tuple[Float64, Float64]:
-    """Return output (tokens, num_heads, v_head_size) and lse (tokens, num_heads) of one tile."""
-    call = bound.call
-    softmax = RunningSoftmax(to_rows(call, query), bound.v_head_size, call.scale, call.softcap)
-    rows = softmax.queries.shape[1]
-    chunk = np.empty((KEY_CHUNK, call.kv_num_heads, bound.head_size))
-    chunk_values = chunk[..., : bound.v_head_size] if values is None else np.empty_like(chunk)
-    for positions in tile.chunks():
-        block, offset = sequences.place(tile.sequence, positions)
-        block[positions >= tile.end] = -1
-        mapped = block >= 0
-        if not mapped.any():
-            continue
-        keys.read(block, offset, chunk)
-        if values is not None:
-            values.read(block, offset, chunk_values)
-        visible = mask_rows(call, tile.visible(positions, mapped), rows)
-        softmax.add(chunk.swapaxes(0, 1), chunk_values.swapaxes(0, 1), visible)
-    output, lse = softmax.finish(_sink(bound, tile, rows))
-    return from_rows(call, tile.count, output), from_rows(call, tile.count, lse)
+def _emulated(bound: BoundCall, rounding: Rounding, backend: BackendName | None) -> Backend:
+    if rounding not in ("ort", "exact"):
+        raise UnusableOptionError("rounding", rounding, "'ort' or 'exact'")
+    if backend is None:
+        return COMMON
+    if backend not in BACKENDS:
+        raise UnusableOptionError("backend", backend, f"one of {', '.join(BACKENDS)}, or None")
+    if rounding != "ort" or bound.call.layout == "LATENT":
+        raise UnusableOptionError("backend", backend, "None, except for SEPARATE with rounding='ort'")
+    return BACKENDS[backend]
 
 
 def _rounded(result: Float64, dtype: DType, rounding: Rounding) -> Array:
     # A kernel holds its result in float32 before it rounds to T: near a tie that is a rounding of its own.
     return round_to(result.astype(np.float32) if rounding == "ort" else result, dtype)
-
-
-def _sink(bound: BoundCall, tile: Tile, rows: int) -> Float64 | None:
-    if "head_sink" not in bound.arrays:
-        return None
-    heads = upcast(bound.arrays["head_sink"]).reshape(bound.call.kv_num_heads, bound.call.group_size)
-    sink = np.zeros((bound.call.kv_num_heads, rows))
-    sink[:, : tile.count * bound.call.group_size] = np.tile(heads, tile.count)
-    return sink

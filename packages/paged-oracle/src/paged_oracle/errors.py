@@ -48,3 +48,22 @@ class UnusableArrayError(OracleError, ValueError):
 
     def __str__(self) -> str:
         return f"{self.subject}: got {self.got}, need {self.expected}"
+
+
+class UnusableOptionError(OracleError, ValueError):
+    """An option of `paged_attention` that does not exist or does not fit the call.
+
+    Attributes:
+        option: the parameter.
+        got: what was given.
+        expected: what is possible.
+    """
+
+    def __init__(self, option: str, got: str, expected: str) -> None:
+        super().__init__(option, got, expected)
+        self.option = option
+        self.got = got
+        self.expected = expected
+
+    def __str__(self) -> str:
+        return f"{self.option}={self.got!r}: must be {self.expected}"

@@ -26,11 +26,13 @@ class Codec:
         dtype: element type of the cache.
         scale: (kv_num_heads, head_size) float32, or None for a cache that is not quantised.
         int4: two codes to a byte, the even channel in the low nibble, each code plus 8.
+        copy_dtype: the type that dequantised values are rounded to, or None to keep them exact.
     """
 
     dtype: DType
     scale: Float32 | None = None
     int4: bool = False
+    copy_dtype: DType | None = None
 
     def encode(self, values: Array) -> Array:
         """Return stored rows for new tokens.
@@ -65,6 +67,8 @@ class Codec:
         out[...] = _unpack(rows) if self.int4 else rows
         if self.scale is not None:
             out *= self.scale
+            if self.copy_dtype is not None:
+                out[...] = round_to(out, self.copy_dtype)
 
 
 def expand_scale(scale: Array, kv_num_heads: int, head_size: int) -> Float32:

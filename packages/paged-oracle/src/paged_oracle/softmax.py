@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from paged_oracle.dtypes import Bool, Float64
+from paged_oracle.dtypes import Bool, DType, Float64, round_to, upcast
 
 
 @dataclass(eq=False)
@@ -28,6 +28,8 @@ class RunningSoftmax:
         v_head_size: channels of a value.
         scale: logit multiplier.
         softcap: cap of the scaled logits by tanh; 0 for none.
+        weight_dtype: the type that weights are rounded to before they meet the values, or None.
+        sink_dtype: the type that the output is rounded to before the sink scales it, or None.
         maximum: (kv_num_heads, rows) largest logit so far; -inf before the first visible key.
         total: (kv_num_heads, rows) sum of ``exp(logit - maximum)``.
         weighted: (kv_num_heads, rows, v_head_size) sum of ``exp(logit - maximum) * value``.
@@ -37,6 +39,8 @@ class RunningSoftmax:
     v_head_size: int
     scale: float
     softcap: float
+    weight_dtype: DType | None = None
+    sink_dtype: DType | None = None
     maximum: Float64 = field(init=False)
     total: Float64 = field(init=False)
     weighted: Float64 = field(init=False)
@@ -66,6 +70,8 @@ class RunningSoftmax:
         self.total *= keep
         self.total += weights.sum(axis=-1)
         self.weighted *= keep[..., None]
+        if self.weight_dtype is not None:
+            weights = upcast(round_to(weights.astype(np.float32), self.weight_dtype))
         self.weighted += _weigh(weights, values, visible)
         self.maximum = maximum
 
@@ -81,15 +87,16 @@ class RunningSoftmax:
             empty.
         """
         total, weighted, maximum = self.total, self.weighted, self.maximum
+        if sink is not None and self.sink_dtype is not None:
+            rounded = round_to((weighted / _divisor(total)).astype(np.float32), self.sink_dtype)
+            weighted = upcast(rounded) * total[..., None]
         if sink is not None:
             maximum = np.maximum(maximum, sink)
             shift = np.where(np.isneginf(maximum), 0.0, maximum)
             keep = np.exp(self.maximum - shift)
             total = total * keep + np.exp(sink - shift)
             weighted = weighted * keep[..., None]
-        empty = total == 0
-        output = weighted / np.where(empty, 1.0, total)[..., None]
-        return output, np.where(empty, -np.inf, maximum + np.log(total))
+        return weighted / _divisor(total), np.where(total == 0, -np.inf, maximum + np.log(total))
 
     def _logits(self, keys: Float64) -> Float64:
         scores = self.queries @ keys.swapaxes(-1, -2)
@@ -98,6 +105,10 @@ class RunningSoftmax:
             return np.tanh(scores, out=scores) * self.softcap
         scores *= self.scale
         return scores
+
+
+def _divisor(total: Float64) -> Float64:
+    return np.where(total == 0, 1.0, total)[..., None]
 
 
 def _weigh(weights: Float64, values: Float64, visible: Bool | None) -> Float64:
