@@ -1,0 +1,246 @@
+"""How rows begin, shrink, branch and end."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from .admission import charges, future_need
+from .block_pool import HELD, REF
+from .block_table import PAD, SWAPPED
+from .errors import InvalidLength, InvalidWindow, PageNotResident, PositionEvicted, UnsupportedSink
+from .state import KVState
+
+Int64Array = npt.NDArray[np.int64]
+
+
+def require_window(window: int, sink: int) -> None:
+    """Refuse windows and sinks that the table cannot express.
+
+    Raises:
+        InvalidWindow: negative.
+        UnsupportedSink: any sink.
+    """
+    if window < 0:
+        raise InvalidWindow(f"window is {window}; it must be 0 (none) or positive", window=window)
+    if sink:
+        raise UnsupportedSink(f"sink is {sink}; attention sinks are not supported, it must be 0", sink=sink)
+
+
+def require_resident(state: KVState, slots: Int64Array) -> None:
+    """Refuse rows that are on the host.
+
+    Raises:
+        PageNotResident: with the first such row.
+    """
+    away = state.table.state[slots] == SWAPPED
+    if away.any():
+        row = int(slots[np.flatnonzero(away)[0]])
+        raise PageNotResident(f"row {row} is swapped out; swap it in first", row=row)
+
+
+def create(state: KVState, count: int, window: int, tenant: str | None) -> Int64Array:
+    """Open empty rows; see `KVCacheManager.create`."""
+    slots, head = state.table.choose_rows(count)
+    handles = state.table.next_handles(slots)
+    return apply_create(state, slots, head, handles, window, tenant)
+
+
+def apply_create(
+    state: KVState, slots: Int64Array, head: int, handles: Int64Array, window: int, tenant: str | None
+) -> Int64Array:
+    """Open the chosen rows."""
+    state.ledger.apply_know(tenant)
+    state.table.apply_open(slots, head, handles, window)
+    state.table.tenant[slots] = state.ledger.tenant_number(tenant)
+    return handles
+
+
+def release(state: KVState, slots: Int64Array) -> None:
+    """End rows; see `KVCacheManager.release`."""
+    state.require_idle(slots)
+    table = state.table
+    _, pages = state.take_back(slots, table.first_block[slots], table.n_blocks[slots])
+    need = int(future_need(table, slots).sum())
+    _apply_release(state, slots, pages, need, charges(table, slots))
+
+
+def _apply_release(
+    state: KVState, slots: Int64Array, pages: Int64Array, need: int, charged: Int64Array
+) -> None:
+    table = state.table
+    state.ledger.outstanding -= need
+    state.ledger.apply_charge(table.tenant[slots], -charged)
+    for slot in slots[table.state[slots] == SWAPPED]:
+        state.host.apply_give_back(int(slot))
+    _apply_clear(state, slots)
+    state.pool.apply_drop(pages, state.epochs.fence)
+    table.apply_close(slots)
+    state.tally.releases += len(slots)
+
+
+def _apply_clear(state: KVState, slots: Int64Array) -> None:
+    """Pad the rows' live cells; the widest of them bounds the work."""
+    width = int(state.table.n_blocks[slots].max()) if len(slots) else 0
+    if width:
+        state.table.cells[slots, :width] = PAD
+
+
+def truncate(state: KVState, slots: Int64Array, lengths: Int64Array) -> None:
+    """Shorten rows; see `KVCacheManager.truncate`."""
+    state.require_idle(slots)
+    require_resident(state, slots)
+    table, shift = state.table, state.geometry.block_shift
+    above = lengths > table.seq_len[slots]
+    if above.any():
+        index = int(np.flatnonzero(above)[0])
+        row, length = int(slots[index]), int(lengths[index])
+        raise InvalidLength(
+            f"row {row} has {int(table.seq_len[slots[index]])} tokens; it cannot be truncated to {length}",
+            row=row,
+            given=length,
+            maximum=int(table.seq_len[slots[index]]),
+        )
+    if table.num_advanced:
+        _require_held(state, slots, lengths)
+    blocks = (lengths + state.geometry.block_size - 1) >> shift
+    old = table.n_blocks[slots]
+    cells, pages = state.take_back(slots, blocks, old)
+    before, charged = future_need(table, slots), charges(table, slots)
+    promised = _kept_promise(state, slots, blocks, old)
+    need = int((np.maximum(promised - blocks, 0) - before).sum())
+    _apply_truncate(state, slots, lengths, blocks, promised, cells, pages)
+    state.ledger.outstanding += need
+    state.ledger.apply_charge(table.tenant[slots], charges(table, slots) - charged)
+
+
+def _require_held(state: KVState, slots: Int64Array, lengths: Int64Array) -> None:
+    """A row that gave up pages must still hold the whole window in front of its new end."""
+    table = state.table
+    first = table.first_block[slots] << state.geometry.block_shift
+    lost = (first > 0) & (first > lengths - table.window[slots])
+    if lost.any():
+        index = int(np.flatnonzero(lost)[0])
+        raise PositionEvicted(
+            f"row {int(slots[index])} holds positions from {int(first[index])} on; at length {int(lengths[index])} its "
+            f"window of {int(table.window[slots[index]])} would reach before them",
+            row=int(slots[index]),
+            first=int(first[index]),
+            given=int(lengths[index]),
+        )
+
+
+def _kept_promise(state: KVState, slots: Int64Array, blocks: Int64Array, old: Int64Array) -> Int64Array:
+    """A promise covers again only those given-up pages that really become free; shared ones stay with the others."""
+    table = state.table
+    promised = table.promised[slots]
+    if not promised.any():
+        return promised
+    cells, batch = table.span(slots, blocks, old)
+    alone = (state.pool.claims[table.flat[cells]] & HELD) == REF
+    stay = np.bincount(batch[~alone], minlength=len(slots))
+    return np.maximum(promised - stay, 0)
+
+
+def _apply_truncate(
+    state: KVState,
+    slots: Int64Array,
+    lengths: Int64Array,
+    blocks: Int64Array,
+    promised: Int64Array,
+    cells: Int64Array,
+    pages: Int64Array,
+) -> None:
+    table = state.table
+    table.seq_len[slots] = lengths
+    table.settled[slots] = np.minimum(table.settled[slots], lengths)
+    table.cut[slots] += 1
+    table.n_blocks[slots] = blocks
+    table.promised[slots] = promised
+    table.flat[cells] = PAD
+    table.apply_touch(slots)
+    state.pool.apply_drop(pages, state.epochs.fence)
+
+
+def fork(state: KVState, slots: Int64Array, count: int, at: int | None) -> Int64Array:
+    """Branch one row; see `KVCacheManager.fork`."""
+    table, shift = state.table, state.geometry.block_shift
+    state.require_idle(slots)
+    require_resident(state, slots)
+    slot = int(slots[0])
+    length = int(table.seq_len[slot])
+    at = length if at is None else at
+    if not 0 <= at <= length:
+        raise InvalidLength(
+            f"row {slot} has {length} tokens; it cannot fork at {at}", given=at, maximum=length
+        )
+    if table.num_advanced:
+        _require_held(state, slots, np.array([at], dtype=np.int64))
+    blocks = (at + state.geometry.block_size - 1) >> shift
+    first = int(table.first_block[slot])
+    pages = table.cells[slot, first:blocks].astype(np.int64)
+    new, head = table.choose_rows(count)
+    handles = table.next_handles(new)
+    _apply_fork(state, slot, new, head, handles, pages, at, first, blocks)
+    return handles
+
+
+def _apply_fork(
+    state: KVState,
+    slot: int,
+    new: Int64Array,
+    head: int,
+    handles: Int64Array,
+    pages: Int64Array,
+    at: int,
+    first: int,
+    blocks: int,
+) -> None:
+    table = state.table
+    table.apply_open(new, head, handles, int(table.window[slot]))
+    table.cells[new, first:blocks] = pages
+    table.seq_len[new] = at
+    table.settled[new] = min(at, int(table.settled[slot]))
+    table.n_blocks[new] = blocks
+    table.first_block[new] = first
+    table.tenant[new] = table.tenant[slot]
+    if first:
+        table.num_advanced += len(new)
+    state.ledger.apply_charge(table.tenant[new], charges(table, new))
+    if len(pages) and len(new):
+        state.pool.apply_share(pages, len(new))
+    state.tally.forks += len(new)
+
+
+def advance_window(state: KVState, slots: Int64Array) -> int:
+    """Give up pages in front of the window; see `KVCacheManager.advance_window`."""
+    state.require_idle(slots)
+    require_resident(state, slots)
+    table = state.table
+    window = table.window[slots]
+    if not window.all():
+        row = int(slots[np.flatnonzero(window == 0)[0]])
+        raise InvalidWindow(f"row {row} has no window; create it with one", row=row)
+    old = table.first_block[slots]
+    first = np.maximum(old, np.maximum(table.settled[slots] - window, 0) >> state.geometry.block_shift)
+    cells, pages = state.take_back(slots, old, first)
+    moved = slots[first > old]
+    _apply_advance(state, slots, first, int(np.count_nonzero((old == 0) & (first > 0))), cells, pages, moved)
+    return len(pages)
+
+
+def _apply_advance(
+    state: KVState,
+    slots: Int64Array,
+    first: Int64Array,
+    started: int,
+    cells: Int64Array,
+    pages: Int64Array,
+    moved: Int64Array,
+) -> None:
+    table = state.table
+    table.first_block[slots] = first
+    table.num_advanced += started
+    table.flat[cells] = PAD
+    table.apply_touch(moved)
+    state.pool.apply_drop(pages, state.epochs.fence)

@@ -1,0 +1,41 @@
+"""What an engine meets in normal work: not enough room now, or never. Values, so that no caller catches them
+by chance.
+
+An outcome always means that nothing was changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityDeferred:
+    """There is no room now; waiting, completing steps or releasing rows can help.
+
+    Attributes:
+        needed: pages (or rows, or host pages: see `reason`) that were asked for.
+        available: how many of them could be given now.
+        after_fence: how many could be given once every step in flight is complete.
+        reason: ``"pages"``, ``"watermark"``, ``"quota"``, ``"rows"`` or ``"host_pages"``.
+    """
+
+    needed: int
+    available: int
+    after_fence: int
+    reason: str = "pages"
+
+
+@dataclass(frozen=True, slots=True)
+class UnserviceableRequest:
+    """There can never be room, however long one waits: reject the request.
+
+    Attributes:
+        needed: pages (or rows, or tokens: see `reason`) that were asked for.
+        usable: the most that this manager could ever give.
+        reason: ``"pages"``, ``"watermark"``, ``"quota"``, ``"rows"``, ``"columns"`` or ``"host_pages"``.
+    """
+
+    needed: int
+    usable: int
+    reason: str = "pages"

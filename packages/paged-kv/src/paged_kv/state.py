@@ -1,0 +1,97 @@
+"""What one manager owns, in one place, for the modules that carry out its operations.
+
+Nothing here is public. `Epochs` numbers the steps: an epoch is in flight from `begin_step` until `complete`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from .admission import AdmissionLedger
+from .block_pool import BlockPool
+from .block_table import BlockTable
+from .errors import RowBusy
+from .events import EventLog
+from .geometry import PageGeometry
+from .prefix_cache import PrefixCache
+from .stats import Tally
+
+if TYPE_CHECKING:
+    from .step import StepTransaction
+    from .swap import HostPool
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """The rows of a committed step and the lengths that completing it settles."""
+
+    epoch: int
+    slots: Int64Array
+    handles: Int64Array
+    cuts: Int64Array
+    lengths: Int64Array
+
+
+@dataclass(slots=True)
+class Epochs:
+    """Step numbers. ``completed <= launched <= begun``; what lies between the first two is in flight."""
+
+    begun: int = 0
+    launched: int = 0
+    completed: int = 0
+    pending: deque[InFlight] = field(default_factory=deque)
+
+    @property
+    def fence(self) -> int:
+        """The epoch that a page given back now waits for; 0 when nothing is in flight."""
+        return self.launched if self.launched > self.completed else 0
+
+
+@dataclass(slots=True)
+class KVState:
+    """Everything that the operations of one manager read and write."""
+
+    geometry: PageGeometry
+    pool: BlockPool
+    table: BlockTable
+    prefix: PrefixCache
+    ledger: AdmissionLedger
+    host: HostPool
+    events: EventLog
+    epochs: Epochs = field(default_factory=Epochs)
+    tally: Tally = field(default_factory=Tally)
+    step: StepTransaction | None = None
+
+    def require_idle(self, slots: Int64Array) -> None:
+        """Refuse rows that an open step or an unconfirmed swap holds.
+
+        Raises:
+            RowBusy: with the first such row.
+        """
+        busy = (self.table.state[slots] == 2) | (self.table.state[slots] == 4)
+        if self.step is not None:
+            busy |= np.isin(slots, self.step.slots)
+        if busy.any():
+            row = int(slots[np.flatnonzero(busy)[0]])
+            raise RowBusy(f"row {row} belongs to an open step or swap; finish that first", row=row)
+
+    def take_back(
+        self, slots: Int64Array, start: Int64Array, stop: Int64Array
+    ) -> tuple[Int64Array, Int64Array]:
+        """Cells and pages of columns ``[start, stop)`` of each row, tail first; refuses pages that are not
+        live.
+
+        Raises:
+            PageDoubleFree: a cell names a page that nobody holds.
+        """
+        cells, _ = self.table.span(slots, start, stop)
+        pages = self.table.flat[cells].astype(np.int64)
+        self.pool.require_refs(pages)
+        return cells, pages

@@ -1,0 +1,439 @@
+"""One step as a transaction: reserve, plan, then commit some, all or none of it.
+
+`reserve` judges the whole batch's need once, before anything changes: new pages, and copies of pages that
+others can read.
+Then table, references and copies are in place, but lengths are not: `commit` moves those, and only assigns,
+    so it cannot
+fail halfway. Rolling back restores tables, lengths and references exactly; what is not promised back is the
+order of the free queues and cached content that was evicted for the reservation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from .admission import charges
+from .block_pool import HASHED, HELD, PIN, REF, REF_MASK, PageChoice
+from .block_table import PAD, ROW_STATE_NAMES
+from .copy_plan import CopyPlan
+from .errors import AcceptedOutOfRange, InvalidLength, PageNotResident, StepClosed, StepOpen
+from .outcomes import CapacityDeferred, UnserviceableRequest
+from .state import InFlight, KVState
+from .vectors import IntVector, as_lengths
+
+if TYPE_CHECKING:
+    from .index_buffers import IndexPlanBuffers
+    from .index_plan import PagedIndexPlan
+    from .manager import KVCacheManager
+
+Int64Array = npt.NDArray[np.int64]
+EMPTY: Int64Array = np.empty(0, dtype=np.int64)
+
+
+class StepState(Enum):
+    """Where a transaction stands."""
+
+    RESERVED = "reserved"
+    EMITTED = "emitted"
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled back"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedWrites:
+    """Write targets that others can read: which cells get a copy, and which pages only lose their registration."""
+
+    batch: Int64Array = field(default_factory=lambda: EMPTY)
+    cells: Int64Array = field(default_factory=lambda: EMPTY)
+    sources: Int64Array = field(default_factory=lambda: EMPTY)
+    unregister: Int64Array = field(default_factory=lambda: EMPTY)
+
+
+NO_SHARED_WRITES = SharedWrites()
+
+
+@dataclass(slots=True, eq=False)
+class StepTransaction:
+    """A reserved step. Use it as a context manager; leaving the block without a commit rolls back.
+
+    Attributes:
+        epoch: the number to pass to `KVCacheManager.complete` when the device is done with the step.
+        handles: ``(batch,)`` int64.
+        slots: ``(batch,)`` int64, the rows.
+        query_lens: ``(batch,)`` int64, tokens that each row writes.
+        past_lens: ``(batch,)`` int64, tokens before the step.
+        new_lens: ``(batch,)`` int64, tokens after a full commit.
+        num_tokens: query tokens of the batch.
+        copies: run this before the step's kernels; None when no page needs a copy.
+        state: where the transaction stands.
+    """
+
+    manager: KVCacheManager
+    epoch: int
+    handles: Int64Array
+    slots: Int64Array
+    query_lens: Int64Array
+    past_lens: Int64Array
+    new_lens: Int64Array
+    num_tokens: int
+    old_blocks: Int64Array
+    new_blocks: Int64Array
+    grown_cells: Int64Array
+    choice: PageChoice
+    shared: SharedWrites
+    copies: CopyPlan | None
+    charged: Int64Array | None
+    promised_taken: int
+    launched_before: int
+    state: StepState = StepState.RESERVED
+
+    def __enter__(self) -> StepTransaction:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        if self.is_open:
+            self.rollback()
+        return False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the step can still be committed or rolled back."""
+        return self.state is StepState.RESERVED or self.state is StepState.EMITTED
+
+    def plan(
+        self, buffers: IndexPlanBuffers | None = None, *, allow_window_holes: bool = False
+    ) -> PagedIndexPlan:
+        """The index tensors of the step, written into `buffers` or into fresh arrays.
+
+        Args:
+            buffers: caller-owned memory; None for arrays of exactly the batch's size.
+            allow_window_holes: emit rows that gave up pages in front of their window, with PAD in those
+                cells, for a kernel that never reads below the window.
+
+        Raises:
+            StepClosed: after a commit or rollback.
+            PagedNonContiguousSequence: a row has holes and `allow_window_holes` is false.
+            PagedTableTooNarrow, PagedBufferTooSmall: the buffers do not hold the batch; nothing was written.
+        """
+        return self.manager._plan(self, buffers, allow_window_holes)
+
+    def commit(self) -> None:
+        """Make all written tokens part of their rows.
+
+        Raises:
+            StepClosed: after a commit or rollback.
+        """
+        self.manager._commit(self)
+
+    def commit_prefix(self, accepted: IntVector | int) -> None:
+        """Keep only the first `accepted[i]` tokens of row i and give back the pages above them.
+
+        Raises:
+            StepClosed: after a commit or rollback.
+            AcceptedOutOfRange: negative, or more than the row's query length; the step stays open.
+        """
+        self.manager._commit_prefix(self, accepted)
+
+    def rollback(self) -> None:
+        """Undo the reservation.
+
+        Raises:
+            StepClosed: after a commit or rollback.
+        """
+        self.manager._rollback(self)
+
+
+def reserve(
+    manager: KVCacheManager, state: KVState, handles: Int64Array, query: Int64Array
+) -> StepTransaction | CapacityDeferred | UnserviceableRequest:
+    """Judge the batch and take its pages; see `KVCacheManager.begin_step`."""
+    table, pool, ledger = state.table, state.pool, state.ledger
+    if state.step is not None:
+        raise StepOpen(
+            f"step {state.step.epoch} is still open; commit it or roll it back", epoch=state.step.epoch
+        )
+    slots = _ready_rows(state, handles)
+    table.require_distinct(slots)
+    past = table.seq_len[slots]
+    new_lens = past + query
+    shift, mask = state.geometry.block_shift, state.geometry.block_size - 1
+    new_blocks = (new_lens + mask) >> shift
+    old_blocks = table.n_blocks[slots]
+    widest = int(new_blocks.max()) if len(slots) else 0
+    if widest > table.num_columns:
+        return UnserviceableRequest(widest, table.num_columns, "columns")
+    if widest > pool.num_usable:
+        return UnserviceableRequest(widest, pool.num_usable, "pages")
+    growth = new_blocks - old_blocks
+    num_new = int(growth.sum())
+    shared = _shared_writes(state, slots, past, query)
+    needed = num_new + len(shared.cells)
+    promised = _promised_part(state, slots, old_blocks, new_blocks)
+    refusal = _judge(state, needed, promised)
+    if refusal is not None:
+        return refusal
+    charged = None
+    if ledger.used or ledger.quotas:
+        charged = np.maximum(table.promised[slots], new_blocks) - charges(table, slots)
+        over = ledger.batch_over_quota(table.tenant[slots], charged)
+        if over is not None:
+            return over
+    choice = pool.choose(needed)
+    step = StepTransaction(
+        manager=manager,
+        epoch=state.epochs.begun + 1,
+        handles=handles,
+        slots=slots,
+        query_lens=query,
+        past_lens=past,
+        new_lens=new_lens,
+        num_tokens=int(query.sum()),
+        old_blocks=old_blocks,
+        new_blocks=new_blocks,
+        grown_cells=_grown_cells(table.num_columns, slots, old_blocks, growth) if num_new else EMPTY,
+        choice=choice,
+        shared=shared,
+        copies=_copy_plan(shared, choice.pages[num_new:], past & mask),
+        charged=charged,
+        promised_taken=promised,
+        launched_before=state.epochs.launched,
+    )
+    return _apply_reserve(state, step)
+
+
+def _ready_rows(state: KVState, handles: Int64Array) -> Int64Array:
+    table = state.table
+    slots = handles & 0xFFFFFF
+    ready = table.ready.take(slots, mode="clip") == handles
+    if np.count_nonzero(ready) == len(handles):
+        return slots
+    table.resolve(handles)
+    row = int(slots[np.flatnonzero(~ready)[0]])
+    name = ROW_STATE_NAMES[int(table.state[row])]
+    raise PageNotResident(f"row {row} is {name}; swap it in and confirm first", row=row, state=name)
+
+
+def _promised_part(state: KVState, slots: Int64Array, old: Int64Array, new: Int64Array) -> int:
+    if not state.ledger.outstanding:
+        return 0
+    promised = state.table.promised[slots]
+    return int((np.maximum(promised - old, 0) - np.maximum(promised - new, 0)).sum())
+
+
+def _judge(state: KVState, needed: int, promised: int) -> CapacityDeferred | UnserviceableRequest | None:
+    available, extra = state.pool.num_available, needed - promised
+    free_for_all = available - state.ledger.outstanding
+    if needed <= available and (extra == 0 or extra <= free_for_all):
+        return None
+    if needed > state.pool.num_usable:
+        return UnserviceableRequest(needed, state.pool.num_usable, "pages")
+    room = min(available, max(0, free_for_all) + promised)
+    return CapacityDeferred(needed, room, room + state.pool.num_fenced, "pages")
+
+
+def _shared_writes(state: KVState, slots: Int64Array, past: Int64Array, query: Int64Array) -> SharedWrites:
+    """Partly filled pages that this step writes to and that are not the writer's alone."""
+    table, pool = state.table, state.pool
+    partial = past & (state.geometry.block_size - 1)
+    cells = slots * table.num_columns + (past >> state.geometry.block_shift)
+    pages = table.flat.take(cells, mode="clip")
+    suspect = (pool.claims.take(pages, mode="clip") != REF) & (partial != 0)
+    if not np.count_nonzero(suspect):
+        return NO_SHARED_WRITES
+    batch = np.flatnonzero(suspect & (query > 0))
+    if not len(batch):
+        return NO_SHARED_WRITES
+    unique, inverse, writers = np.unique(
+        pages[batch].astype(np.int64), return_inverse=True, return_counts=True
+    )
+    claims = pool.claims[unique]
+    hashed = (claims & HASHED) != 0
+    alone = ((claims & REF_MASK) == writers) & ((claims & HELD) < PIN)
+    keeps = alone & (~hashed | (writers == 1))
+    last_writer = np.zeros(len(unique), dtype=np.int64)
+    last_writer[inverse] = np.arange(len(batch))
+    copied = np.ones(len(batch), dtype=np.bool_)
+    copied[last_writer[keeps]] = False
+    rows = batch[copied]
+    return SharedWrites(rows, cells[rows], pages[rows].astype(np.int64), unique[keeps & hashed])
+
+
+def _copy_plan(shared: SharedWrites, targets: Int64Array, partial: Int64Array) -> CopyPlan | None:
+    if not len(shared.cells):
+        return None
+    columns = (shared.sources, targets, partial[shared.batch])
+    return CopyPlan(*(column.astype(np.int32) for column in columns))
+
+
+def _grown_cells(columns: int, slots: Int64Array, old: Int64Array, growth: Int64Array) -> Int64Array:
+    rows = np.flatnonzero(growth)
+    first = slots[rows] * columns + old[rows]
+    counts = growth[rows]
+    if int(counts.max()) == 1:
+        return first
+    ends = np.cumsum(counts)
+    return np.repeat(first - ends + counts, counts) + np.arange(int(ends[-1]))
+
+
+def _apply_reserve(state: KVState, step: StepTransaction) -> StepTransaction:
+    table, pool, epochs = state.table, state.pool, state.epochs
+    epochs.begun = epochs.launched = step.epoch
+    state.step = step
+    if len(step.choice.pages):
+        pool.apply_take(step.choice)
+        if len(step.choice.evicted):
+            state.prefix.apply_forget(step.choice.evicted.tolist())
+        count = len(step.grown_cells)
+        table.flat[step.grown_cells] = step.choice.pages[:count]
+        table.n_blocks[step.slots] = step.new_blocks
+        state.ledger.outstanding -= step.promised_taken
+    if len(step.shared.cells):
+        table.flat[step.shared.cells] = step.choice.pages[len(step.grown_cells) :]
+        pool.apply_drop(step.shared.sources, step.epoch)
+        pool.counters.copies += len(step.shared.cells)
+        table.apply_touch(step.slots[step.shared.batch])
+    if len(step.shared.unregister):
+        state.prefix.apply_forget(step.shared.unregister.tolist())
+    if step.charged is not None:
+        state.ledger.apply_charge(table.tenant[step.slots], step.charged)
+    return step
+
+
+def require_open(step: StepTransaction) -> None:
+    """Refuse a transaction that was already finished.
+
+    Raises:
+        StepClosed: committed or rolled back before.
+    """
+    if not step.is_open:
+        raise StepClosed(f"step {step.epoch} was already {step.state.value}", epoch=step.epoch)
+
+
+def commit(state: KVState, step: StepTransaction) -> None:
+    """Move the lengths; see `StepTransaction.commit`."""
+    require_open(step)
+    record = InFlight(step.epoch, step.slots, step.handles, state.table.cut[step.slots], step.new_lens)
+    _apply_commit(state, step, record, step.num_tokens)
+
+
+def _apply_commit(state: KVState, step: StepTransaction, record: InFlight, tokens: int) -> None:
+    state.table.seq_len[step.slots] = record.lengths
+    state.epochs.pending.append(record)
+    state.tally.steps += 1
+    state.tally.tokens += tokens
+    step.state = StepState.COMMITTED
+    state.step = None
+
+
+def commit_prefix(state: KVState, step: StepTransaction, accepted: IntVector | int) -> None:
+    """Move the lengths by `accepted` and give back what lies above; see `StepTransaction.commit_prefix`."""
+    require_open(step)
+    table = state.table
+    try:
+        kept = as_lengths(accepted, len(step.slots), "accepted")
+    except InvalidLength as error:
+        raise AcceptedOutOfRange(str(error), **error.numbers) from error
+    if (kept > step.query_lens).any():
+        row = int(np.flatnonzero(kept > step.query_lens)[0])
+        raise AcceptedOutOfRange(
+            f"batch row {row} accepts {int(kept[row])} tokens of {int(step.query_lens[row])} written",
+            row=row,
+            given=int(kept[row]),
+            maximum=int(step.query_lens[row]),
+        )
+    lengths = step.past_lens + kept
+    blocks = (lengths + state.geometry.block_size - 1) >> state.geometry.block_shift
+    record = InFlight(step.epoch, step.slots, step.handles, table.cut[step.slots], lengths)
+    shrunk = step.slots[blocks < step.new_blocks]
+    cells, pages = state.take_back(step.slots, blocks, step.new_blocks)
+    back = _promised_part_back(state, step, blocks)
+    uncharge = None
+    if step.charged is not None:
+        uncharge = np.maximum(table.promised[step.slots], blocks) - charges(table, step.slots)
+    _apply_commit(state, step, record, int(kept.sum()))
+    _apply_shrink(state, step.slots, blocks, cells, pages, shrunk, step.epoch)
+    _apply_ledger(state, step, back, uncharge)
+
+
+def _promised_part_back(state: KVState, step: StepTransaction, blocks: Int64Array) -> int:
+    promised = state.table.promised[step.slots]
+    return int((np.maximum(promised - blocks, 0) - np.maximum(promised - step.new_blocks, 0)).sum())
+
+
+def _apply_shrink(
+    state: KVState,
+    slots: Int64Array,
+    blocks: Int64Array,
+    cells: Int64Array,
+    pages: Int64Array,
+    shrunk: Int64Array,
+    epoch: int,
+) -> None:
+    state.table.n_blocks[slots] = blocks
+    if len(cells):
+        state.table.flat[cells] = PAD
+        state.pool.apply_drop(pages, epoch)
+        state.table.apply_touch(shrunk)
+
+
+def _apply_ledger(state: KVState, step: StepTransaction, back: int, charge: Int64Array | None) -> None:
+    state.ledger.outstanding += back
+    if charge is not None:
+        state.ledger.apply_charge(state.table.tenant[step.slots], charge)
+
+
+def rollback(state: KVState, step: StepTransaction) -> None:
+    """Restore tables, lengths and references; see `StepTransaction.rollback`."""
+    require_open(step)
+    launched = step.state is StepState.EMITTED
+    earlier = step.launched_before if step.launched_before > state.epochs.completed else 0
+    grown = step.slots[step.new_blocks > step.old_blocks]
+    pages = step.choice.pages[::-1]
+    state.pool.require_refs(pages)
+    _apply_rollback(state, step, pages, grown, launched, earlier)
+
+
+def _apply_rollback(
+    state: KVState, step: StepTransaction, pages: Int64Array, grown: Int64Array, launched: bool, earlier: int
+) -> None:
+    table, pool = state.table, state.pool
+    if len(step.shared.cells):
+        table.flat[step.shared.cells] = step.shared.sources
+        for source in step.shared.sources:  # the same source may serve several rows
+            pool.apply_share(source.reshape(1))
+        table.apply_touch(step.slots[step.shared.batch])
+    _apply_shrink(state, step.slots, step.old_blocks, step.grown_cells, pages[:0], grown, step.epoch)
+    if len(pages):
+        pool.apply_drop(pages, step.epoch)
+    _apply_ledger(state, step, step.promised_taken, None if step.charged is None else -step.charged)
+    if not launched:
+        state.epochs.launched = step.launched_before
+        pool.apply_refence(step.epoch, earlier)
+    state.tally.rollbacks += 1
+    step.state = StepState.ROLLED_BACK
+    state.step = None
+
+
+def still_theirs(state: KVState, record: InFlight) -> npt.NDArray[np.bool_]:
+    """Which rows of a committed step are still the sequences that it wrote, not truncated since."""
+    table = state.table
+    return np.logical_and(
+        table.handle[record.slots] == record.handles, table.cut[record.slots] == record.cuts
+    )
+
+
+def apply_complete(state: KVState, epoch: int, done: list[tuple[InFlight, npt.NDArray[np.bool_]]]) -> None:
+    """Settle what the completed steps wrote, and free what waited for them."""
+    for record, theirs in done:
+        state.table.settled[record.slots[theirs]] = record.lengths[theirs]
+        state.epochs.pending.popleft()
+    state.epochs.completed = epoch
+    state.pool.apply_complete(epoch)

@@ -1,0 +1,61 @@
+"""Turning what callers pass into int64 vectors, or a typed refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import InvalidLength, UnknownSequence
+from .geometry import INT32_MAX
+
+Int64Array = npt.NDArray[np.int64]
+IntVector = Int64Array | npt.NDArray[np.integer] | Sequence[int]
+
+
+def as_handles(rows: IntVector | int) -> Int64Array:
+    """Handles as a flat int64 array.
+
+    Raises:
+        UnknownSequence: not a flat sequence of integers.
+    """
+    if type(rows) is np.ndarray and rows.dtype == np.int64 and rows.ndim == 1:
+        return rows
+    array = np.atleast_1d(np.asarray(rows))
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise UnknownSequence(
+            "handles must be a flat sequence of integers", dtype=str(array.dtype), ndim=array.ndim
+        )
+    return array.astype(np.int64)
+
+
+def as_lengths(values: IntVector | int, count: int, name: str) -> Int64Array:
+    """`count` token counts in ``[0, 2**31)``; a single integer stands for all of them.
+
+    Raises:
+        InvalidLength: another number of values, not integers, negative, or not an int32.
+    """
+    if type(values) is np.ndarray and values.dtype == np.int64 and values.ndim == 1:
+        array = values
+    else:
+        given = np.asarray(values)
+        if given.size and (given.dtype.kind not in "iu" or given.ndim > 1):
+            raise InvalidLength(
+                f"{name} must be a flat sequence of integers", dtype=str(given.dtype), ndim=given.ndim
+            )
+        if given.dtype == np.uint64 and given.size and int(given.max()) > INT32_MAX:
+            raise InvalidLength(f"{name} has {int(given.max())}; at most {INT32_MAX}", given=int(given.max()))
+        array = (
+            np.broadcast_to(given, (count,)).astype(np.int64) if given.ndim == 0 else given.astype(np.int64)
+        )
+    if len(array) != count:
+        raise InvalidLength(
+            f"{name} has {len(array)} values for {count} rows", given=len(array), expected=count
+        )
+    if count and (int(array.min()) < 0 or int(array.max()) > INT32_MAX):
+        bad = int(array.min()) if int(array.min()) < 0 else int(array.max())
+        raise InvalidLength(
+            f"{name} has {bad}; lengths lie in [0, {INT32_MAX}]", given=bad, maximum=INT32_MAX
+        )
+    return array
