@@ -36,6 +36,8 @@ KINDS: Final[dict[str, str]] = {
 """Every attribute and its ONNX kind; `is_causal` exists from ORT 1.30."""
 
 REQUIRED_ATTRIBUTES: Final = ("num_heads", "kv_num_heads")
+MALFORMED: Final = "MALFORMED"
+"""Kind of an attribute that has no type, or data that its type does not name."""
 
 
 class PagedAttentionAttributes(BaseModel):

@@ -12,6 +12,7 @@ from typing import Final, NoReturn
 from paged_schema import rules
 from paged_schema.attributes import PagedAttentionAttributes
 from paged_schema.call import Call, resolve
+from paged_schema.capability import Capability, require
 from paged_schema.errors import InvalidArgument, NotImplementedMode, PagedSchemaError
 from paged_schema.facts import Facts, RunValues, Target
 from paged_schema.inputs import PagedAttentionInputs, PagedAttentionOutputs, TensorSpec
@@ -63,18 +64,20 @@ def check(
     >>> call.mode, call.head_size, call.group_size, call.scale
     ('separate', 64, 2, 0.125)
     """
-    target = _target(ort, provider, frozenset(extensions), sm)
+    target = target_of(ort, provider, frozenset(extensions), sm)
     facts = Facts(
         target, attributes, inputs.slots(), outputs.slots() if outputs else ONE_OUTPUT, values=values
     )
     run_rules(facts)
-    call = resolve(facts, inputs, f"1.{target.minor}", outputs is not None)
-    if provider in ("webgpu", "paged-cuda"):
-        from paged_schema.capability import Capability, require
+    return require_provider(resolve(facts, inputs, f"1.{target.minor}", outputs is not None))
 
-        require(
-            call, Capability.webgpu_separate(call.ort) if provider == "webgpu" else Capability.paged_cuda()
-        )
+
+def require_provider(call: Call) -> Call:
+    """Return the call if the provider's one backend implements all of it."""
+    if call.provider == "webgpu":
+        require(call, Capability.webgpu_separate(call.ort))
+    elif call.provider == "paged-cuda":
+        require(call, Capability.paged_cuda())
     return call
 
 
@@ -95,7 +98,8 @@ def _raise(step: rules.Step, fault: rules.Fault) -> NoReturn:
 
 
 @lru_cache(maxsize=64)
-def _target(ort: str, provider: str, extensions: frozenset[str], sm: int) -> Target:
+def target_of(ort: str, provider: str, extensions: frozenset[str], sm: int) -> Target:
+    """Return whose contract decides, or raise A03."""
     version = ".".join(str(ort).split(".")[:2])
     if version not in ORT_VERSIONS:
         raise _unknown("ort", ort, f"one of {', '.join(ORT_VERSIONS)}")

@@ -130,9 +130,9 @@ class Facts:
         self.kinds = kinds
         (
             self.query, self.key, self.value, self.key_cache, self.value_cache,
-            self.cumulative_sequence_length, self.past_seqlens, self.block_table, self.cos_cache, self.sin_cache,
-            self.slot_mapping, self.head_sink, self.q_norm_weight, self.k_norm_weight, self.k_scale,
-            self.v_scale, self.metadata_spec,
+            self.cumulative_sequence_length, self.past_seqlens, self.block_table, self.cos_cache,
+            self.sin_cache, self.slot_mapping, self.head_sink, self.q_norm_weight, self.k_norm_weight,
+            self.k_scale, self.v_scale, self.metadata_spec,
         ) = inputs[:17]  # fmt: skip
         self._read_attributes(attributes)
         self._derive()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from paged_schema.attributes import KINDS, REQUIRED_ATTRIBUTES
+from paged_schema.attributes import KINDS, MALFORMED, REQUIRED_ATTRIBUTES
 from paged_schema.dtypes import UNDEFINED
 from paged_schema.facts import Facts, int64, known
-from paged_schema.inputs import INPUT_NAMES, MIN_INPUT_SLOTS, OUTPUT_NAMES, Dim, TensorSpec
+from paged_schema.inputs import INPUT_NAMES, MIN_INPUT_SLOTS, OUTPUT_NAMES, Dim
 from paged_schema.rules.registry import Fault, Rule, group, rule
 
 T_TYPES: Final = frozenset({"float16", "bfloat16"})
@@ -19,6 +19,23 @@ FLOAT32: Final = frozenset({"float32"})
 T_INPUTS: Final = frozenset({0, 1, 2, 8, 9, 11, 12, 13})
 CACHE_INPUTS: Final = frozenset({3, 4})
 SCALE_INPUTS: Final = frozenset({14, 15})
+
+
+@group(
+    Rule("L23", "load", "no attribute is given twice", "INVALID_GRAPH"),
+    Rule("L25", "load", "every attribute has a name, a kind, and data of that kind alone", "INVALID_GRAPH"),
+)
+def _(f: Facts) -> Fault | None:
+    seen: set[str] = set()
+    for name, kind in f.kinds:
+        if name in seen:
+            return Fault(name, "two values", "one value", "L23")
+        if not name or kind == MALFORMED:
+            return Fault(
+                name or "attribute", "no name, no kind or foreign data", "a well-formed attribute", "L25"
+            )
+        seen.add(name)
+    return None
 
 
 @rule("L04", "load", "the node lists 8 to 17 input slots", "INVALID_GRAPH")
@@ -43,6 +60,11 @@ def _(f: Facts) -> Fault | None:
     return Fault(name, "nothing", "the input is present")
 
 
+@rule("L24", "load", "the first output is named", "INVALID_GRAPH")
+def _(f: Facts) -> Fault | None:
+    return None if f.outputs[0] is not None else Fault("output", "an empty name", "a name")
+
+
 @group(
     Rule(
         "L03", "load", "every attribute is one that the version knows (is_causal from 1.30)", "INVALID_GRAPH"
@@ -62,7 +84,7 @@ def _(f: Facts) -> Fault | None:
 @rule("L01", "load", "num_heads and kv_num_heads are given", "INVALID_GRAPH")
 def _(f: Facts) -> Fault | None:
     given = {name for name, _ in f.kinds}
-    for name in REQUIRED_ATTRIBUTES:
+    for name in sorted(REQUIRED_ATTRIBUTES):
         if name not in given:
             return Fault(name, "nothing", "the attribute is present")
     return None
@@ -203,26 +225,21 @@ def _(f: Facts) -> Fault | None:
     return Fault("value_cache", "nothing", "the input is present, as value_cache_out has a slot")
 
 
-@rule("L22", "load", "more than one output slot: the caches have shapes", "FAIL")
+@rule("L22", "load", "more than one output slot: the key cache has a shape", "FAIL")
 def _(f: Facts) -> Fault | None:
-    if len(f.outputs) <= 1:
+    if len(f.outputs) == 1 or f.key_cache is None or f.key_cache.shape is not None:
         return None
-    for name, spec in _caches(f):
-        if spec is not None and spec.shape is None:
-            return Fault(name, "no shape", "a declared shape")
-    return None
+    return Fault("key_cache", "no shape", "a declared shape")
 
 
-@rule("L21", "load", "more than one output slot: the caches have rank 4", "FAIL")
+@rule("L21", "load", "more than one output slot: the key cache has rank 4", "FAIL")
 def _(f: Facts) -> Fault | None:
-    if len(f.outputs) <= 1:
+    shape = f.key_cache.shape if f.key_cache is not None else None
+    if len(f.outputs) == 1 or shape is None or len(shape) == 4:
         return None
-    for name, spec in _caches(f):
-        if spec is not None and spec.shape is not None and len(spec.shape) != 4:
-            return Fault(
-                name, f"rank {len(spec.shape)}", "rank 4: (num_blocks, block_size, kv_num_heads, head_size)"
-            )
-    return None
+    return Fault(
+        "key_cache", f"rank {len(shape)}", "rank 4: (num_blocks, block_size, kv_num_heads, head_size)"
+    )
 
 
 @rule("L10", "load", "a declared output has the element type of its input", "FAIL")
@@ -242,7 +259,8 @@ def _latent_width(f: Facts) -> int | None:
     shape = _query_shape(f)
     if not f.latent or shape is None or f.attributes.v_head_size == 0:
         return None
-    return known(shape[1])
+    # ORT takes a width of 0 for an unknown one here.
+    return known(shape[1]) or None
 
 
 def _packed_shape(f: Facts) -> tuple[Dim, ...] | None:
@@ -253,9 +271,3 @@ def _packed_shape(f: Facts) -> tuple[Dim, ...] | None:
 def packed_heads(f: Facts) -> int:
     """Return the heads of one packed row, wrapped as ORT's 64-bit sum wraps."""
     return int64(f.attributes.num_heads + int64(2 * f.attributes.kv_num_heads))
-
-
-def _caches(f: Facts) -> tuple[tuple[str, TensorSpec | None], ...]:
-    if f.latent:
-        return (("key_cache", f.key_cache),)
-    return (("key_cache", f.key_cache), ("value_cache", f.value_cache))
