@@ -1,3 +1,4 @@
+# ruff: noqa: D102 - the methods are those of the Driver protocol
 """A driver without a GPU: memory is host memory, launches are recorded, calls are counted.
 
 Tests of the host side run against it anywhere. It executes no kernel, so it says nothing about numbers.
