@@ -5,16 +5,21 @@ Invariant: no value leaves this package that was not computed by the documented 
 an error, and an error leaves the caches as they were.
 """
 
-from paged_oracle import latent
+from paged_oracle import latent, tolerance
 from paged_oracle.attention import Outputs, paged_attention
+from paged_oracle.compare import Comparison, Coordinate, compare
 from paged_oracle.errors import OracleError, UndefinedInputError, UnusableArrayError, UnusableOptionError
 
 __all__ = [
+    "Comparison",
+    "Coordinate",
     "OracleError",
     "Outputs",
     "UndefinedInputError",
     "UnusableArrayError",
     "UnusableOptionError",
+    "compare",
     "latent",
     "paged_attention",
+    "tolerance",
 ]

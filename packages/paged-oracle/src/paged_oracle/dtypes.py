@@ -34,6 +34,13 @@ _NUMPY: dict[str, DType] = {
 }
 _NAMES = {dtype: name for name, dtype in _NUMPY.items()}
 
+# Significant digits, the implied one included, and the exponent of the smallest normal number.
+DIGITS: dict[DType, tuple[int, int]] = {
+    _NUMPY["float16"]: (11, -14),
+    BFLOAT16: (8, -126),
+    _NUMPY["float32"]: (24, -126),
+}
+
 
 def name_of(dtype: DType) -> str:
     """Return the schema's name of a NumPy type; a type that the schema has no use for keeps NumPy's name."""

@@ -32,6 +32,7 @@ class Forward:
         backend: what is rounded beyond what all of ONNX Runtime's kernels round.
         keys: the key cache.
         values: the value cache; None for LATENT.
+        absolute: attend with the magnitudes of the values, for error bounds.
     """
 
     bound: BoundCall
@@ -39,14 +40,15 @@ class Forward:
     backend: Backend
     keys: BlockCache
     values: BlockCache | None
+    absolute: bool = False
 
     @classmethod
-    def open(cls, bound: BoundCall, backend: Backend) -> Forward:
+    def open(cls, bound: BoundCall, backend: Backend, *, absolute: bool = False) -> Forward:
         """Prepare a call; nothing is written yet."""
         keys = _cache(bound, backend, "key_cache", "k_scale")
         latent = bound.call.layout == "LATENT"
         values = None if latent else _cache(bound, backend, "value_cache", "v_scale")
-        return cls(bound, Sequences.build(bound), backend, keys, values)
+        return cls(bound, Sequences.build(bound), backend, keys, values, absolute)
 
     def append(self, rounding: Rounding) -> Array:
         """Write the new tokens and return the query heads (tokens, num_heads, head_size)."""
@@ -84,7 +86,8 @@ class Forward:
             if self.values is not None:
                 self.values.read(block, offset, values)
             visible = mask_rows(call, tile.visible(positions, mapped), rows)
-            softmax.add(keys.swapaxes(0, 1), values.swapaxes(0, 1), visible)
+            weighed = np.abs(values) if self.absolute else values
+            softmax.add(keys.swapaxes(0, 1), weighed.swapaxes(0, 1), visible)
         output, lse = softmax.finish(self._sink(tile, rows))
         return from_rows(call, tile.count, output), from_rows(call, tile.count, lse)
 

@@ -1,0 +1,6 @@
+"""What tests of this and other packages share: golden files, and synthetic calls of any shape."""
+
+from paged_oracle.testing.cases import Case, make_case
+from paged_oracle.testing.golden import Golden, load_golden
+
+__all__ = ["Case", "Golden", "load_golden", "make_case"]
