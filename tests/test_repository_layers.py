@@ -2,7 +2,7 @@
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,13 @@ ALLOWED = {
     },
 }
 # What an extra brings: only inside a function, so that the package imports without it.
-LAZY = {"paged_schema": {"onnx"}}
+LAZY = {"paged_schema": {"onnx"}, "paged_cuda": {"ml_dtypes"}}
+# Modules that exist for an extra, or that run in another interpreter; nothing may import them eagerly.
+APART = {
+    "paged_oracle/onnx.py": {"onnx"},
+    "paged_schema/onnx.py": {"onnx"},
+    "paged_schema/testing/ort_worker.py": {"onnxruntime"},
+}
 
 
 def source_of(package: str) -> Path:
@@ -50,9 +56,9 @@ def imports(node: ast.AST, *, inside_function: bool = False) -> Iterator[tuple[s
         yield from imports(child, inside_function=late)
 
 
-def strangers(package: str, text: str) -> set[str]:
+def strangers(package: str, text: str, apart: Set[str] = frozenset()) -> set[str]:
     """Return what the source text imports although its package may not."""
-    eager = ALLOWED[package] | {package} | sys.stdlib_module_names
+    eager = ALLOWED[package] | {package} | apart | sys.stdlib_module_names
     lazy = eager | LAZY.get(package, set())
     found = imports(ast.parse(text))
     return {name for name, late in found if name not in (lazy if late else eager)}
@@ -60,10 +66,19 @@ def strangers(package: str, text: str) -> set[str]:
 
 @pytest.mark.parametrize("package", ALLOWED)
 def test_imports_keep_to_the_layers(package: str) -> None:
-    files = sorted(source_of(package).rglob("*.py"))
+    source = source_of(package)
+    files = {path.relative_to(source.parent).as_posix(): path for path in sorted(source.rglob("*.py"))}
     assert files
-    found = {file.name: strangers(package, file.read_text(encoding="utf-8")) for file in files}
+    found = {
+        name: strangers(package, path.read_text(encoding="utf-8"), APART.get(name, set()))
+        for name, path in files.items()
+    }
     assert {name: names for name, names in found.items() if names} == {}
+
+
+def test_what_stands_apart_exists() -> None:
+    for name in APART:
+        assert (source_of(name.partition("/")[0]).parent / name).is_file()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,115 @@
+"""What the pages say is so: the commands exist, and the examples run and print what is written below them."""
+
+import ast
+import doctest
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+READMES = [ROOT / "README.md", *sorted((ROOT / "packages").glob("*/README.md"))]
+PAGES = [*READMES, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# Stands alone on the line before an example that this machine cannot run; it is still compiled.
+NEEDS_GPU = "<!-- needs a GPU -->"
+
+FENCE = re.compile(r"^(?P<mark>```+)(?P<language>[\w-]*)\n(?P<body>.*?)^(?P=mark)$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Example:
+    """A Python block, what must be printed (None: whatever), and whether it needs a GPU."""
+
+    where: str
+    body: str
+    output: str | None
+    needs_gpu: bool
+
+
+def examples(path: Path) -> list[Example]:
+    text = path.read_text(encoding="utf-8")
+    fences = list(FENCE.finditer(text))
+    found = []
+    for number, fence in enumerate(fences):
+        if fence["language"] not in ("python", "pycon"):
+            continue
+        after = fences[number + 1] if number + 1 < len(fences) else None
+        shown = after["body"] if after and after["language"] == "text" else None
+        line = text.count("\n", 0, fence.start()) + 1
+        before = text[: fence.start()].rstrip().rpartition("\n")[2]
+        where = f"{path.relative_to(ROOT)}:{line}"
+        found.append(Example(where, fence["body"], shown, before == NEEDS_GPU))
+    return found
+
+
+EXAMPLES = [example for path in READMES for example in examples(path)]
+
+
+def sessions() -> set[str]:
+    tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return {f.name for f in functions if any("nox.session" in ast.unparse(d) for d in f.decorator_list)}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_is_a_session(path: Path) -> None:
+    named = re.findall(r"\bnox\b[^\n`|]*? -s (\w+)", path.read_text(encoding="utf-8"))
+    assert set(named) <= sessions()
+
+
+def test_every_session_is_documented() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert {name for name in sessions() if f"| `nox -s {name}` |" not in text} == set()
+
+
+def test_the_readme_needs_exactly_two_commands() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = [fence["body"].splitlines() for fence in FENCE.finditer(text) if fence["language"] == "console"]
+    assert shown[0] == ["$ pip install nox uv && nox -s demo", "$ nox -s tests"]
+
+
+@pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_readme_has_an_example(path: Path) -> None:
+    assert examples(path) or "```console" in path.read_text(encoding="utf-8")
+
+
+def run_session(example: Example) -> None:
+    """Run an example that is written as an interactive session."""
+    test = doctest.DocTestParser().get_doctest(example.body, {}, example.where, example.where, 0)
+    report: list[str] = []
+    result = doctest.DocTestRunner(verbose=False).run(test, out=report.append)
+    assert result.failed == 0, "".join(report)
+
+
+def run_script(example: Example, folder: Path) -> None:
+    """Run an example in an interpreter of its own and compare what it prints."""
+    command = [sys.executable, "-W", "error", "-c", example.body]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stderr) == (0, "")
+    if example.output is not None:
+        assert result.stdout == example.output
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.where)
+def test_the_example_runs_and_prints_what_it_says(example: Example, tmp_path: Path) -> None:
+    if ">>> " in example.body:
+        assert not example.needs_gpu
+        run_session(example)
+    elif example.needs_gpu:
+        assert compile(example.body, example.where, "exec")
+    else:
+        run_script(example, tmp_path)
+
+
+def test_only_the_cuda_examples_need_a_gpu() -> None:
+    assert {e.where.rpartition("/")[0] for e in EXAMPLES if e.needs_gpu} <= {"packages/paged-cuda"}
+
+
+def test_a_wrong_output_is_caught(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError):
+        run_script(Example("here", "print(1)", "2\n", needs_gpu=False), tmp_path)
+    with pytest.raises(AssertionError):
+        run_session(Example("here", ">>> 1 + 1\n3\n", None, needs_gpu=False))
