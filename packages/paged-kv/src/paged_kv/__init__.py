@@ -1,5 +1,6 @@
 """The page authority of a paged KV cache: one owner of every page, step transactions, int32 index plans."""
 
+from .admission_calls import PreemptedSequence
 from .block_table import PAD
 from .copy_plan import CopyPlan
 from .errors import KvError
@@ -15,7 +16,7 @@ from .index_buffers import DirtyRanges, IndexPlanBuffers, PadPolicy
 from .index_plan import SLOT_SKIP, PagedIndexPlan, PagedRequest, bucket_columns
 from .manager import KVCacheManager
 from .outcomes import CapacityDeferred, UnserviceableRequest
-from .prefix_cache import PrefixHit
+from .prefix_cache import PagePins, PrefixHit
 from .stats import KVCacheStats
 from .step import StepState, StepTransaction
 from .swap import SwapPlan
@@ -39,8 +40,10 @@ __all__ = [
     "LatentCacheGeometry",
     "PadPolicy",
     "PageGeometry",
+    "PagePins",
     "PagedIndexPlan",
     "PagedRequest",
+    "PreemptedSequence",
     "PrefixChain",
     "PrefixHit",
     "StepState",

@@ -33,6 +33,7 @@ class AdmissionLedger:
 
     Attributes:
         watermark: pages that admission leaves free, so that running rows can grow.
+        max_preemptions: after so many a sequence comes back with a promise of its whole length.
         outstanding: promised pages that their rows have not taken yet.
         quotas: the most pages of a tenant, by its number.
         used: pages charged to a tenant, by its number.
@@ -40,6 +41,7 @@ class AdmissionLedger:
     """
 
     watermark: int = 0
+    max_preemptions: int = 3
     outstanding: int = 0
     quotas: dict[int, int] = field(default_factory=dict)
     used: dict[int, int] = field(default_factory=dict)
@@ -92,49 +94,80 @@ class AdmissionLedger:
 
 def future_need(table: BlockTable, slots: Int64Array) -> Int64Array:
     """Pages promised to each row and not yet taken."""
-    return np.maximum(table.promised[slots] - table.n_blocks[slots], 0)
+    return np.asarray(np.maximum(table.promised[slots] - table.n_blocks[slots], 0), dtype=np.int64)
 
 
 def charges(table: BlockTable, slots: Int64Array) -> Int64Array:
     """Pages that each row counts for in its tenant's quota."""
-    return np.maximum(table.promised[slots], table.n_blocks[slots])
+    return np.asarray(np.maximum(table.promised[slots], table.n_blocks[slots]), dtype=np.int64)
 
 
-def admit(
-    state: KVState,
-    lengths: Int64Array,
-    tenant: str | None,
-    window: int,
-    hits: Sequence[PrefixHit | None] | None,
-) -> Int64Array | CapacityDeferred | UnserviceableRequest:
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """Sequences that ask to start together."""
+
+    totals: Int64Array
+    promises: Int64Array
+    tenant: str | None
+    window: int
+    preemptions: Int64Array
+    hits: Sequence[PrefixHit | None] | None
+
+
+def admit(state: KVState, request: Request) -> Int64Array | CapacityDeferred | UnserviceableRequest:
     """Open rows with a promise; see `KVCacheManager.admit`."""
-    table, pool, ledger = state.table, state.pool, state.ledger
-    blocks = (lengths + state.geometry.block_size - 1) >> state.geometry.block_shift
-    open_hits = _open_hits(hits, lengths)
-    widest, count = int(blocks.max()) if len(blocks) else 0, len(blocks)
+    table, ledger = state.table, state.ledger
+    hits = _open_hits(request.hits, request.totals)
+    hit_blocks = np.zeros(len(request.totals), dtype=np.int64)
+    for index, hit in hits:
+        hit_blocks[index] = len(hit.pages)
+    totals = _blocks(state, request.totals)
+    promised = np.maximum(_blocks(state, request.promises), hit_blocks)
+    charge, needed = int(promised.sum()), int((promised - hit_blocks).sum())
+    never = _never(state, request, totals, needed, charge)
+    if never is not None:
+        return never
+    if len(totals) > table.free.count:
+        return CapacityDeferred(len(totals), table.free.count, table.free.count, "rows")
+    later = _later(state, needed) or ledger.over_quota(ledger.tenant_number(request.tenant), charge)
+    if later is not None:
+        return later
+    slots, head = table.choose_rows(len(totals))
+    handles = table.next_handles(slots)
+    return _apply_admit(state, request, slots, head, handles, promised, needed, hits)
+
+
+def _blocks(state: KVState, lengths: Int64Array) -> Int64Array:
+    return np.asarray((lengths + state.geometry.block_size - 1) >> state.geometry.block_shift)
+
+
+def _never(
+    state: KVState, request: Request, totals: Int64Array, needed: int, charge: int
+) -> UnserviceableRequest | None:
+    """Why no amount of waiting helps, if so."""
+    table, ledger = state.table, state.ledger
+    widest, count = int(totals.max()) if len(totals) else 0, len(totals)
     if widest > table.num_columns:
         return UnserviceableRequest(widest, table.num_columns, "columns")
     if count > table.num_rows:
         return UnserviceableRequest(count, table.num_rows, "rows")
-    needed = int(blocks.sum()) - sum(len(hit.pages) for _, hit in open_hits)
-    usable = pool.num_usable - ledger.watermark
+    usable = state.pool.num_usable - ledger.watermark
     if max(widest, needed) > usable:
-        return UnserviceableRequest(max(widest, needed), usable, "watermark" if ledger.watermark else "pages")
-    number, charge = ledger.tenant_number(tenant), int(blocks.sum())
-    if number in ledger.quotas and charge > ledger.quotas[number]:
-        return UnserviceableRequest(charge, ledger.quotas[number], "quota")
-    if count > table.free.count:
-        return CapacityDeferred(count, table.free.count, table.free.count, "rows")
-    room = pool.num_available - ledger.outstanding - ledger.watermark
-    if needed > room:
-        reason = "pages" if needed > room + ledger.watermark else "watermark"
-        return CapacityDeferred(needed, max(0, room), max(0, room + pool.num_fenced), reason)
-    over = ledger.over_quota(number, charge)
-    if over is not None:
-        return over
-    slots, head = table.choose_rows(count)
-    handles = table.next_handles(slots)
-    return _apply_admit(state, slots, head, handles, window, tenant, blocks, needed, open_hits)
+        reason = "watermark" if max(widest, needed) <= state.pool.num_usable else "pages"
+        return UnserviceableRequest(max(widest, needed), usable, reason)
+    quota = ledger.quotas.get(ledger.tenant_number(request.tenant))
+    if quota is not None and max(charge, widest) > quota:
+        return UnserviceableRequest(max(charge, widest), quota, "quota")
+    return None
+
+
+def _later(state: KVState, needed: int) -> CapacityDeferred | None:
+    free = state.pool.num_available - state.ledger.outstanding
+    room = free - state.ledger.watermark
+    if needed <= max(0, room):
+        return None
+    reason = "watermark" if needed <= free else "pages"
+    return CapacityDeferred(needed, max(0, room), max(0, room + state.pool.num_fenced), reason)
 
 
 def _open_hits(hits: Sequence[PrefixHit | None] | None, lengths: Int64Array) -> list[tuple[int, PrefixHit]]:
@@ -162,22 +195,22 @@ def _open_hits(hits: Sequence[PrefixHit | None] | None, lengths: Int64Array) -> 
 
 def _apply_admit(
     state: KVState,
+    request: Request,
     slots: Int64Array,
     head: int,
     handles: Int64Array,
-    window: int,
-    tenant: str | None,
-    blocks: Int64Array,
+    promised: Int64Array,
     needed: int,
     hits: list[tuple[int, PrefixHit]],
 ) -> Int64Array:
     table, ledger = state.table, state.ledger
-    ledger.apply_know(tenant)
-    table.apply_open(slots, head, handles, window)
-    table.tenant[slots] = ledger.tenant_number(tenant)
-    table.promised[slots] = blocks
+    ledger.apply_know(request.tenant)
+    table.apply_open(slots, head, handles, request.window)
+    table.tenant[slots] = ledger.tenant_number(request.tenant)
+    table.preemptions[slots] = request.preemptions
+    table.promised[slots] = promised
     ledger.outstanding += needed
-    ledger.apply_charge(table.tenant[slots], blocks)
+    ledger.apply_charge(table.tenant[slots], promised)
     for index, hit in hits:
         apply_attach(state, int(slots[index]), hit)
     state.tally.admissions += len(slots)
@@ -192,3 +225,4 @@ def apply_attach(state: KVState, slot: int, hit: PrefixHit) -> None:
     table.seq_len[slot] = table.settled[slot] = hit.num_tokens
     state.pool.apply_transfer_pins(hit.pages)
     hit.is_open = False
+    del state.open_pins[id(hit)]

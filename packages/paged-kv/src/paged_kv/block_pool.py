@@ -58,6 +58,7 @@ class PoolCounters:
 
     allocations: int = 0
     frees: int = 0
+    revivals: int = 0
     evictions: int = 0
     copies: int = 0
 
@@ -230,13 +231,10 @@ class BlockPool:
     def apply_quarantine(self, page: int) -> None:
         """Take a page that nobody holds out of service for good."""
         one = np.array([page], dtype=np.int64)
-        match int(self.state[page]):
-            case 1:
-                self.clean.apply_remove(one)
-            case 2:
-                self.evictable.apply_remove(one)
-            case 4:
-                self.num_fenced -= 1
+        if self.state[page] == CLEAN:
+            self.clean.apply_remove(one)
+        elif self.state[page] == FENCED:
+            self.num_fenced -= 1
         self.claims[page] = 0
         self.state[page] = QUARANTINED
         self.num_quarantined += 1
@@ -250,6 +248,7 @@ class BlockPool:
         fenced = int(np.count_nonzero(states == FENCED))
         self.num_fenced -= fenced
         self.num_live += fenced + len(waiting)
+        self.counters.revivals += fenced + len(waiting)
         self.state[pages] = LIVE
 
     def _apply_retire(self, pages: Int64Array, epoch: int) -> None:

@@ -52,6 +52,7 @@ class BlockTable:
     cut: Int64Array = field(init=False)
     promised: Int64Array = field(init=False)
     tenant: Int64Array = field(init=False)
+    preemptions: Int64Array = field(init=False)
     free: IndexQueue = field(init=False)
     num_advanced: int = field(init=False, default=0)
     last_version: int = field(init=False, default=0)
@@ -64,7 +65,7 @@ class BlockTable:
             setattr(self, name, np.full(rows, -1, dtype=np.int64))
         for name in (
             *("generation", "seq_len", "settled", "n_blocks", "first_block", "window"),
-            *("version", "cut", "promised", "_scratch"),
+            *("version", "cut", "promised", "preemptions", "_scratch"),
         ):
             setattr(self, name, np.zeros(rows, dtype=np.int64))
         self.state = np.zeros(rows, dtype=np.uint8)
@@ -163,6 +164,7 @@ class BlockTable:
             self.first_block,
             self.window,
             self.promised,
+            self.preemptions,
         ):
             array[slots] = 0
         self.handle[slots] = -1

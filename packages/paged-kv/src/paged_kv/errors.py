@@ -70,6 +70,10 @@ class StorageAlreadyOwned(KvConfigError):
     """A second authority over one cache would hand every page out twice."""
 
 
+class UnverifiedHash(KvConfigError):
+    """A hash function that is not SHA-256 needs a manager that compares tokens."""
+
+
 class KvHandleError(KvError, ValueError):
     """A handle, step or epoch is used where it is not valid."""
 
@@ -111,7 +115,7 @@ class StalePlan(KvHandleError):
 
 
 class HitClosed(KvHandleError):
-    """The prefix hit was already attached or dropped."""
+    """The pins were already attached or dropped."""
 
 
 class SwapClosed(KvHandleError):

@@ -79,6 +79,11 @@ class PrefixChain:
         self._hash = hash_function
 
     @property
+    def is_sha256(self) -> bool:
+        """Whether the chain uses the default hash."""
+        return self._hash is sha256
+
+    @property
     def num_tokens(self) -> int:
         """Tokens so far, those of the last partial block included."""
         return len(self._tokens) // 4

@@ -287,7 +287,7 @@ def _words(memory: object | None, needed: int) -> Int32Array:
     if memory is None:
         return np.empty(needed // 4, dtype=np.int32)
     try:
-        raw = np.frombuffer(memory, dtype=np.uint8)  # type: ignore[call-overload]
+        raw: npt.NDArray[np.uint8] = np.frombuffer(memory, dtype=np.uint8)  # type: ignore[call-overload]
     except (TypeError, ValueError, BufferError) as error:
         raise InvalidGeometry(f"the memory is not a contiguous buffer: {error}", needed=needed) from error
     if len(raw) < needed or not raw.flags.writeable:

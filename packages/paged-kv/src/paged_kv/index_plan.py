@@ -236,7 +236,7 @@ def slots_of(view: KVView, batch: Batch) -> Int32Array:
         start -= np.cumsum(batch.query) - batch.query
         position = np.repeat(start, batch.query)
         position += np.arange(batch.num_tokens)
-    slots = view.flat.take(position >> geometry.block_shift)
+    slots: Int32Array = view.flat.take(position >> geometry.block_shift)
     slots <<= geometry.block_shift
     position &= geometry.block_size - 1
     np.bitwise_or(slots, position, out=slots, casting="unsafe")

@@ -6,10 +6,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .admission import charges, future_need
+from .authority import Authority
 from .block_pool import HELD, REF
 from .block_table import PAD, SWAPPED
 from .errors import InvalidLength, InvalidWindow, PageNotResident, PositionEvicted, UnsupportedSink
 from .state import KVState
+from .vectors import IntVector, as_lengths
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -43,30 +45,29 @@ def create(state: KVState, count: int, window: int, tenant: str | None) -> Int64
     """Open empty rows; see `KVCacheManager.create`."""
     slots, head = state.table.choose_rows(count)
     handles = state.table.next_handles(slots)
-    return apply_create(state, slots, head, handles, window, tenant)
+    return _apply_create(state, slots, head, handles, window, tenant)
 
 
-def apply_create(
+def _apply_create(
     state: KVState, slots: Int64Array, head: int, handles: Int64Array, window: int, tenant: str | None
 ) -> Int64Array:
-    """Open the chosen rows."""
     state.ledger.apply_know(tenant)
     state.table.apply_open(slots, head, handles, window)
     state.table.tenant[slots] = state.ledger.tenant_number(tenant)
     return handles
 
 
-def release(state: KVState, slots: Int64Array) -> None:
+def release(state: KVState, slots: Int64Array, *, preempted: bool = False) -> None:
     """End rows; see `KVCacheManager.release`."""
     state.require_idle(slots)
     table = state.table
     _, pages = state.take_back(slots, table.first_block[slots], table.n_blocks[slots])
     need = int(future_need(table, slots).sum())
-    _apply_release(state, slots, pages, need, charges(table, slots))
+    _apply_release(state, slots, pages, need, charges(table, slots), preempted)
 
 
 def _apply_release(
-    state: KVState, slots: Int64Array, pages: Int64Array, need: int, charged: Int64Array
+    state: KVState, slots: Int64Array, pages: Int64Array, need: int, charged: Int64Array, preempted: bool
 ) -> None:
     table = state.table
     state.ledger.outstanding -= need
@@ -76,7 +77,10 @@ def _apply_release(
     _apply_clear(state, slots)
     state.pool.apply_drop(pages, state.epochs.fence)
     table.apply_close(slots)
-    state.tally.releases += len(slots)
+    if preempted:
+        state.tally.preemptions += len(slots)
+    else:
+        state.tally.releases += len(slots)
 
 
 def _apply_clear(state: KVState, slots: Int64Array) -> None:
@@ -109,9 +113,7 @@ def truncate(state: KVState, slots: Int64Array, lengths: Int64Array) -> None:
     before, charged = future_need(table, slots), charges(table, slots)
     promised = _kept_promise(state, slots, blocks, old)
     need = int((np.maximum(promised - blocks, 0) - before).sum())
-    _apply_truncate(state, slots, lengths, blocks, promised, cells, pages)
-    state.ledger.outstanding += need
-    state.ledger.apply_charge(table.tenant[slots], charges(table, slots) - charged)
+    _apply_truncate(state, slots, lengths, blocks, promised, cells, pages, need, charged)
 
 
 def _require_held(state: KVState, slots: Int64Array, lengths: Int64Array) -> None:
@@ -139,7 +141,7 @@ def _kept_promise(state: KVState, slots: Int64Array, blocks: Int64Array, old: In
     cells, batch = table.span(slots, blocks, old)
     alone = (state.pool.claims[table.flat[cells]] & HELD) == REF
     stay = np.bincount(batch[~alone], minlength=len(slots))
-    return np.maximum(promised - stay, 0)
+    return np.asarray(np.maximum(promised - stay, 0), dtype=np.int64)
 
 
 def _apply_truncate(
@@ -150,6 +152,8 @@ def _apply_truncate(
     promised: Int64Array,
     cells: Int64Array,
     pages: Int64Array,
+    need: int,
+    charged: Int64Array,
 ) -> None:
     table = state.table
     table.seq_len[slots] = lengths
@@ -160,6 +164,8 @@ def _apply_truncate(
     table.flat[cells] = PAD
     table.apply_touch(slots)
     state.pool.apply_drop(pages, state.epochs.fence)
+    state.ledger.outstanding += need
+    state.ledger.apply_charge(table.tenant[slots], charges(table, slots) - charged)
 
 
 def fork(state: KVState, slots: Int64Array, count: int, at: int | None) -> Int64Array:
@@ -181,8 +187,7 @@ def fork(state: KVState, slots: Int64Array, count: int, at: int | None) -> Int64
     pages = table.cells[slot, first:blocks].astype(np.int64)
     new, head = table.choose_rows(count)
     handles = table.next_handles(new)
-    _apply_fork(state, slot, new, head, handles, pages, at, first, blocks)
-    return handles
+    return _apply_fork(state, slot, new, head, handles, pages, at, first, blocks)
 
 
 def _apply_fork(
@@ -195,7 +200,7 @@ def _apply_fork(
     at: int,
     first: int,
     blocks: int,
-) -> None:
+) -> Int64Array:
     table = state.table
     table.apply_open(new, head, handles, int(table.window[slot]))
     table.cells[new, first:blocks] = pages
@@ -210,6 +215,7 @@ def _apply_fork(
     if len(pages) and len(new):
         state.pool.apply_share(pages, len(new))
     state.tally.forks += len(new)
+    return handles
 
 
 def advance_window(state: KVState, slots: Int64Array) -> int:
@@ -225,8 +231,8 @@ def advance_window(state: KVState, slots: Int64Array) -> int:
     first = np.maximum(old, np.maximum(table.settled[slots] - window, 0) >> state.geometry.block_shift)
     cells, pages = state.take_back(slots, old, first)
     moved = slots[first > old]
-    _apply_advance(state, slots, first, int(np.count_nonzero((old == 0) & (first > 0))), cells, pages, moved)
-    return len(pages)
+    started = int(np.count_nonzero((old == 0) & (first > 0)))
+    return _apply_advance(state, slots, first, started, cells, pages, moved)
 
 
 def _apply_advance(
@@ -237,10 +243,98 @@ def _apply_advance(
     cells: Int64Array,
     pages: Int64Array,
     moved: Int64Array,
-) -> None:
+) -> int:
     table = state.table
     table.first_block[slots] = first
     table.num_advanced += started
     table.flat[cells] = PAD
     table.apply_touch(moved)
     state.pool.apply_drop(pages, state.epochs.fence)
+    return len(pages)
+
+
+class LifecycleCalls(Authority):
+    """Create, shorten, branch and release rows."""
+
+    def create(
+        self, count: int = 1, *, window: int = 0, sink: int = 0, tenant: str | None = None
+    ) -> Int64Array:
+        """Open `count` empty sequences without any promise of pages.
+
+        Args:
+            count: how many.
+            window: sliding window in tokens; 0 for none.
+            sink: attention sinks are not supported; must be 0.
+            tenant: whose quota the rows count for.
+
+        Returns:
+            ``(count,)`` int64 handles.
+
+        Raises:
+            NoFreeRow: fewer rows are free.
+            InvalidWindow, UnsupportedSink, InvalidLength: bad arguments.
+        """
+        state = self._enter()
+        number = int(as_lengths(count, 1, "count")[0])
+        require_window(window, sink)
+        return create(state, number, window, tenant)
+
+    def release(self, rows: IntVector | int) -> None:
+        """End sequences. Their pages wait for the steps in flight; registered ones stay as cached content.
+
+        Raises:
+            UnknownSequence, StaleSequenceHandle, PagedDuplicateRequest: bad rows; a second release is stale.
+            RowBusy: a row belongs to an open step or swap.
+        """
+        release(self._enter(), self._rows(rows))
+
+    def truncate(self, rows: IntVector | int, lengths: IntVector | int) -> None:
+        """Shorten each row to `lengths[i]` tokens and give back the pages wholly above.
+
+        A registered page that is then only partly below the length stays registered until it is written to:
+        the next step copies it or, when the row has it alone, takes back its registration.
+
+        Raises:
+            UnknownSequence, StaleSequenceHandle, PagedDuplicateRequest, PageNotResident, RowBusy: bad rows.
+            InvalidLength: longer than the row.
+            PositionEvicted: the window before the new end reaches pages that were given up.
+        """
+        state = self._enter()
+        slots = self._rows(rows)
+        truncate(state, slots, as_lengths(lengths, len(slots), "lengths"))
+
+    def fork(self, row: int | np.integer, count: int = 1, *, at: int | None = None) -> Int64Array:
+        """Open `count` rows that share the first `at` tokens of `row`, its partly filled last page included.
+
+        No page is taken: the first write to a shared page is a copy (`StepTransaction.copies`). Forked rows
+        have no promise.
+
+        Returns:
+            ``(count,)`` int64 handles.
+
+        Raises:
+            UnknownSequence, StaleSequenceHandle, PageNotResident, RowBusy: bad row.
+            NoFreeRow: fewer rows are free.
+            InvalidLength: `at` lies beyond the row.
+            PositionEvicted: the window before `at` reaches pages that were given up.
+        """
+        state = self._enter()
+        number = int(as_lengths(count, 1, "count")[0])
+        point = None if at is None else int(as_lengths(at, 1, "at")[0])
+        return fork(state, self._rows(int(row)), number, point)
+
+    def advance_window(self, rows: IntVector | int) -> int:
+        """Give back whole pages in front of each row's window, as far as the device is done with the tokens.
+
+        Keeps every position from ``settled - window`` on; what later steps have written but not completed does
+        not count.
+
+        Returns:
+            Pages given back.
+
+        Raises:
+            UnknownSequence, StaleSequenceHandle, PagedDuplicateRequest, PageNotResident, RowBusy: bad rows.
+            InvalidWindow: a row has no window.
+        """
+        state = self._enter()
+        return advance_window(state, self._rows(rows))

@@ -10,9 +10,10 @@ holds no references: pages belong to rows and pins, and an unheld registered pag
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -28,28 +29,54 @@ MISS = -1
 
 
 @dataclass(slots=True, eq=False)
-class PrefixHit:
-    """Pages that hold the front of a prompt, pinned until `KVCacheManager.attach` or `drop_hit`.
+class PagePins:
+    """Pages that stay as they are until the pins are dropped. Use it as a context manager, or drop it.
 
     Attributes:
-        pages: ``(blocks,)`` int64 page ids.
-        num_tokens: tokens that need no computing.
+        pages: ``(pages,)`` int64 page ids.
+        num_tokens: tokens that they hold.
+        is_open: whether the pins still hold.
     """
 
     pages: Int64Array
     num_tokens: int
-    is_open: bool = field(default=True)
+    _drop: Callable[[PagePins], None]
+    is_open: bool = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.is_open:
+            self.drop()
+
+    def drop(self) -> None:
+        """Take the pins away.
+
+        Raises:
+            HitClosed: attached or dropped before.
+        """
+        self._drop(self)
 
     def require_open(self) -> None:
-        """Refuse a hit whose pins were already used.
+        """Refuse pins that no longer hold.
 
         Raises:
             HitClosed: attached or dropped before.
         """
         if not self.is_open:
             raise HitClosed(
-                "the hit was already attached or dropped; look the prompt up again", tokens=self.num_tokens
+                "the pins were already attached or dropped; take new ones", tokens=self.num_tokens
             )
+
+
+class PrefixHit(PagePins):
+    """Pages that hold the front of a prompt, pinned until they are attached to a row or dropped.
+
+    `num_tokens` is what need not be computed: whole blocks, and at most the prompt's length minus one.
+    """
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,26 +120,25 @@ class PrefixCache:
             parent = content
         return limit
 
-    def contents_for(self, chain: PrefixChain, stop: int) -> list[Content] | None:
-        """The contents of the chain's first `stop` blocks, shared with what is registered; None without
-        `verify`.
+    def known_blocks(self, chain: PrefixChain, stop: int) -> tuple[int, list[Content] | None]:
+        """How many of the chain's first `stop` blocks may be registered, and their contents.
 
-        Shorter than `stop` when a digest stands for other content: from there on nothing may be registered.
+        With `verify` that ends at a digest which stands for other content, in the map or in the chain itself.
+        Without it, all may be, and contents are not kept.
         """
         if not self.verify:
-            return None
-        found: list[Content] = []
+            return stop, None
+        contents: list[Content] = []
+        mine: dict[bytes, Content] = {}
         for block in range(stop):
-            parent = found[-1] if found else None
-            tokens, known = chain.block_tokens(block), self.contents.get(chain.digests[block])
-            if known is None:
-                known = next(
-                    (c for d, c in zip(chain.digests, found, strict=False) if d == chain.digests[block]), None
-                )
+            digest, tokens = chain.digests[block], chain.block_tokens(block)
+            parent = contents[-1] if contents else None
+            known = self.contents.get(digest) or mine.get(digest)
             if known is not None and (known.parent is not parent or known.tokens != tokens):
                 break
-            found.append(known or Content(tokens, parent))
-        return found
+            contents.append(known or Content(tokens, parent))
+            mine[digest] = contents[-1]
+        return len(contents), contents
 
     def apply_store(
         self, pages: Sequence[int], digests: Sequence[bytes], contents: Sequence[Content] | None

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .admission import AdmissionLedger
-from .block_pool import BlockPool
-from .block_table import BlockTable
+from .block_pool import BlockPool, PageChoice
+from .block_table import SWAPPING_IN, SWAPPING_OUT, BlockTable
 from .errors import RowBusy
 from .events import EventLog
 from .geometry import PageGeometry
-from .prefix_cache import PrefixCache
+from .prefix_cache import PagePins, PrefixCache
 from .stats import Tally
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class KVState:
     epochs: Epochs = field(default_factory=Epochs)
     tally: Tally = field(default_factory=Tally)
     step: StepTransaction | None = None
+    open_pins: dict[int, PagePins] = field(default_factory=dict)
 
     def require_idle(self, slots: Int64Array) -> None:
         """Refuse rows that an open step or an unconfirmed swap holds.
@@ -75,12 +76,18 @@ class KVState:
         Raises:
             RowBusy: with the first such row.
         """
-        busy = (self.table.state[slots] == 2) | (self.table.state[slots] == 4)
+        busy = (self.table.state[slots] == SWAPPING_OUT) | (self.table.state[slots] == SWAPPING_IN)
         if self.step is not None:
             busy |= np.isin(slots, self.step.slots)
         if busy.any():
             row = int(slots[np.flatnonzero(busy)[0]])
             raise RowBusy(f"row {row} belongs to an open step or swap; finish that first", row=row)
+
+    def apply_take(self, choice: PageChoice) -> None:
+        """Give the chosen pages one reference each and forget the content that they held."""
+        self.pool.apply_take(choice)
+        if len(choice.evicted):
+            self.prefix.apply_forget(choice.evicted.tolist())
 
     def take_back(
         self, slots: Int64Array, start: Int64Array, stop: Int64Array

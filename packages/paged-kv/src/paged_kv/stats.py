@@ -51,6 +51,7 @@ class KVCacheStats:
     epochs_in_flight: int
     allocations_total: int
     frees_total: int
+    revivals_total: int
     prefix_evictions_total: int
     copies_total: int
     steps_total: int

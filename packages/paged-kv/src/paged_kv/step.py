@@ -30,7 +30,7 @@ from .vectors import IntVector, as_lengths
 if TYPE_CHECKING:
     from .index_buffers import IndexPlanBuffers
     from .index_plan import PagedIndexPlan
-    from .manager import KVCacheManager
+    from .step_calls import StepCalls
 
 Int64Array = npt.NDArray[np.int64]
 EMPTY: Int64Array = np.empty(0, dtype=np.int64)
@@ -74,7 +74,7 @@ class StepTransaction:
         state: where the transaction stands.
     """
 
-    manager: KVCacheManager
+    manager: StepCalls
     epoch: int
     handles: Int64Array
     slots: Int64Array
@@ -152,7 +152,7 @@ class StepTransaction:
 
 
 def reserve(
-    manager: KVCacheManager, state: KVState, handles: Int64Array, query: Int64Array
+    manager: StepCalls, state: KVState, handles: Int64Array, query: Int64Array
 ) -> StepTransaction | CapacityDeferred | UnserviceableRequest:
     """Judge the batch and take its pages; see `KVCacheManager.begin_step`."""
     table, pool, ledger = state.table, state.pool, state.ledger
@@ -176,8 +176,8 @@ def reserve(
     num_new = int(growth.sum())
     shared = _shared_writes(state, slots, past, query)
     needed = num_new + len(shared.cells)
-    promised = _promised_part(state, slots, old_blocks, new_blocks)
-    refusal = _judge(state, needed, promised)
+    promised = promised_part(state, slots, old_blocks, new_blocks)
+    refusal = judge(state, needed, promised)
     if refusal is not None:
         return refusal
     charged = None
@@ -221,14 +221,16 @@ def _ready_rows(state: KVState, handles: Int64Array) -> Int64Array:
     raise PageNotResident(f"row {row} is {name}; swap it in and confirm first", row=row, state=name)
 
 
-def _promised_part(state: KVState, slots: Int64Array, old: Int64Array, new: Int64Array) -> int:
+def promised_part(state: KVState, slots: Int64Array, old: Int64Array, new: Int64Array) -> int:
+    """How many of the blocks between `old` and `new` were promised to their rows."""
     if not state.ledger.outstanding:
         return 0
     promised = state.table.promised[slots]
     return int((np.maximum(promised - old, 0) - np.maximum(promised - new, 0)).sum())
 
 
-def _judge(state: KVState, needed: int, promised: int) -> CapacityDeferred | UnserviceableRequest | None:
+def judge(state: KVState, needed: int, promised: int) -> CapacityDeferred | UnserviceableRequest | None:
+    """Whether `needed` pages can be taken now, `promised` of them from promises; None when they can."""
     available, extra = state.pool.num_available, needed - promised
     free_for_all = available - state.ledger.outstanding
     if needed <= available and (extra == 0 or extra <= free_for_all):
@@ -288,9 +290,7 @@ def _apply_reserve(state: KVState, step: StepTransaction) -> StepTransaction:
     epochs.begun = epochs.launched = step.epoch
     state.step = step
     if len(step.choice.pages):
-        pool.apply_take(step.choice)
-        if len(step.choice.evicted):
-            state.prefix.apply_forget(step.choice.evicted.tolist())
+        state.apply_take(step.choice)
         count = len(step.grown_cells)
         table.flat[step.grown_cells] = step.choice.pages[:count]
         table.n_blocks[step.slots] = step.new_blocks
@@ -354,7 +354,7 @@ def commit_prefix(state: KVState, step: StepTransaction, accepted: IntVector | i
     record = InFlight(step.epoch, step.slots, step.handles, table.cut[step.slots], lengths)
     shrunk = step.slots[blocks < step.new_blocks]
     cells, pages = state.take_back(step.slots, blocks, step.new_blocks)
-    back = _promised_part_back(state, step, blocks)
+    back = _promise_back(state, step, blocks)
     uncharge = None
     if step.charged is not None:
         uncharge = np.maximum(table.promised[step.slots], blocks) - charges(table, step.slots)
@@ -363,7 +363,7 @@ def commit_prefix(state: KVState, step: StepTransaction, accepted: IntVector | i
     _apply_ledger(state, step, back, uncharge)
 
 
-def _promised_part_back(state: KVState, step: StepTransaction, blocks: Int64Array) -> int:
+def _promise_back(state: KVState, step: StepTransaction, blocks: Int64Array) -> int:
     promised = state.table.promised[step.slots]
     return int((np.maximum(promised - blocks, 0) - np.maximum(promised - step.new_blocks, 0)).sum())
 
@@ -425,9 +425,9 @@ def _apply_rollback(
 def still_theirs(state: KVState, record: InFlight) -> npt.NDArray[np.bool_]:
     """Which rows of a committed step are still the sequences that it wrote, not truncated since."""
     table = state.table
-    return np.logical_and(
-        table.handle[record.slots] == record.handles, table.cut[record.slots] == record.cuts
-    )
+    same: npt.NDArray[np.bool_] = table.handle[record.slots] == record.handles
+    same &= table.cut[record.slots] == record.cuts
+    return same
 
 
 def apply_complete(state: KVState, epoch: int, done: list[tuple[InFlight, npt.NDArray[np.bool_]]]) -> None:

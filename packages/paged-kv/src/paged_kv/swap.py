@@ -62,6 +62,13 @@ class HostPool:
         self.free = IndexQueue(self.num_pages)
         self.free.apply_push(np.arange(self.num_pages, dtype=np.int64))
 
+    def apply_hold(self, plan: SwapPlan) -> None:
+        """Note which host pages each row of a swap takes."""
+        start = 0
+        for slot, count in zip(plan.slots, plan.counts, strict=True):
+            self.held[int(slot)] = plan.host_pages[start : start + int(count)]
+            start += int(count)
+
     def apply_give_back(self, slot: int) -> None:
         """Free the host pages of a row."""
         self.free.apply_push(self.held.pop(slot))

@@ -21,7 +21,7 @@ def as_handles(rows: IntVector | int) -> Int64Array:
         UnknownSequence: not a flat sequence of integers.
     """
     if type(rows) is np.ndarray and rows.dtype == np.int64 and rows.ndim == 1:
-        return rows
+        return np.asarray(rows, dtype=np.int64)
     array = np.atleast_1d(np.asarray(rows))
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise UnknownSequence(
@@ -37,7 +37,7 @@ def as_lengths(values: IntVector | int, count: int, name: str) -> Int64Array:
         InvalidLength: another number of values, not integers, negative, or not an int32.
     """
     if type(values) is np.ndarray and values.dtype == np.int64 and values.ndim == 1:
-        array = values
+        array = np.asarray(values, dtype=np.int64)
     else:
         given = np.asarray(values)
         if given.size and (given.dtype.kind not in "iu" or given.ndim > 1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from .geometry import PageGeometry
 from .state import KVState
 
 Int64Array = npt.NDArray[np.int64]
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,13 +48,19 @@ class KVView:
     def of(cls, state: KVState) -> KVView:
         """Views of the arrays of `state`, with the writeable flag off."""
         table = state.table
-        arrays = [_read_only(array) for array in (table.cells, table.flat, state.pool.claims, table.state)]
-        cells, flat, claims, row_state = arrays
-        lengths = [
-            _read_only(getattr(table, name))
-            for name in ("seq_len", "settled", "n_blocks", "first_block", "version")
-        ]
-        return cls(state.geometry, cells, flat, claims, row_state, *lengths, table)
+        return cls(
+            geometry=state.geometry,
+            cells=_read_only(table.cells),
+            flat=_read_only(table.flat),
+            claims=_read_only(state.pool.claims),
+            row_state=_read_only(table.state),
+            seq_len=_read_only(table.seq_len),
+            settled=_read_only(table.settled),
+            n_blocks=_read_only(table.n_blocks),
+            first_block=_read_only(table.first_block),
+            version=_read_only(table.version),
+            _table=table,
+        )
 
     def resolve(self, handles: Int64Array) -> Int64Array:
         """Row numbers of current, distinct handles.
@@ -65,7 +73,7 @@ class KVView:
         return slots
 
 
-def _read_only(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+def _read_only(array: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
     view = array.view()
     view.flags.writeable = False
     return view
