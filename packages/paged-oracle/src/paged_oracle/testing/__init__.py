@@ -2,5 +2,6 @@
 
 from paged_oracle.testing.cases import Case, make_case
 from paged_oracle.testing.golden import Golden, load_golden
+from paged_oracle.testing.transform import alone, pieces, place, repaged
 
-__all__ = ["Case", "Golden", "load_golden", "make_case"]
+__all__ = ["Case", "Golden", "alone", "load_golden", "make_case", "pieces", "place", "repaged"]

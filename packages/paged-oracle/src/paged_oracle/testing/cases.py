@@ -6,7 +6,7 @@ Invariant: the same arguments and seed give the same arrays, and no two sequence
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from paged_schema import PagedAttentionAttributes
@@ -27,7 +27,7 @@ class Case:
     """
 
     attributes: PagedAttentionAttributes
-    inputs: dict[str, Array]
+    inputs: dict[str, Array] = field(repr=False)
     extensions: frozenset[str]
 
     def fresh(self) -> dict[str, Array]:

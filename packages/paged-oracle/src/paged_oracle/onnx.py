@@ -1,0 +1,114 @@
+"""The operator for `onnx.reference.ReferenceEvaluator`: whole models with PagedAttention nodes on a CPU.
+
+Needs the extra `paged-oracle[onnx]`; nothing else in the package imports it.
+
+Invariant: a cache output *is* the array that came in as the cache, updated, as ONNX Runtime demands of its
+    caller.
+Feed a cache as a writable array and keep it for the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+from paged_schema import INPUT_NAMES, PagedAttentionAttributes
+from paged_schema.declaration import check_declaration
+from paged_schema.onnx import DOMAIN, OP_TYPE, declare
+
+from paged_oracle.attention import paged_attention
+from paged_oracle.dtypes import Array
+from paged_oracle.prologue import Rounding
+
+
+def evaluator(
+    model: ModelProto,
+    *,
+    rounding: Rounding = "ort",
+    ort: str = "1.31",
+    extensions: frozenset[str] = frozenset(),
+    strict: bool = False,
+    new_ops: Iterable[type[OpRun]] = (),
+) -> ReferenceEvaluator:
+    """Load a model as ONNX Runtime would, for execution on a CPU.
+
+    Args:
+        model: the model; nodes in its main graph are checked with the types that it declares, all others when
+            they are made and when they run.
+        rounding: as for `paged_attention`.
+        ort: the ONNX Runtime release whose rules apply.
+        extensions: as for `paged_attention`.
+        strict: as for `paged_attention`.
+        new_ops: further operators for the evaluator.
+
+    Raises:
+        paged_schema.InvalidArgument: a node that ONNX Runtime refuses, with the stage and the rule.
+        paged_schema.NotImplementedMode: a node that it has no kernel for.
+    """
+    types = _types(model.graph)
+    for node in model.graph.node:
+        if node.domain == DOMAIN and node.op_type == OP_TYPE:
+            check_declaration(declare(node, types), ort=ort, extensions=extensions)
+    own = operator(rounding=rounding, ort=ort, extensions=extensions, strict=strict)
+    return ReferenceEvaluator(model, new_ops=[own, *new_ops])
+
+
+def operator(
+    *,
+    rounding: Rounding = "ort",
+    ort: str = "1.31",
+    extensions: frozenset[str] = frozenset(),
+    strict: bool = False,
+) -> type[OpRun]:
+    """Return the operator's class for ``ReferenceEvaluator(model, new_ops=[...])``.
+
+    Args:
+        rounding: as for `paged_attention`.
+        ort: the ONNX Runtime release whose rules apply.
+        extensions: as for `paged_attention`.
+        strict: as for `paged_attention`.
+    """
+
+    class PagedAttention(OpRun):
+        op_domain = DOMAIN
+
+        def __init__(self, onnx_node: NodeProto, run_params: dict[str, Any]) -> None:
+            super().__init__(onnx_node, run_params)
+            if not any(attribute.ref_attr_name for attribute in onnx_node.attribute):
+                check_declaration(declare(onnx_node, {}), ort=ort, extensions=extensions)
+
+        def _run(self, *inputs: Array | None, **attributes: float | int | str) -> tuple[Array, ...]:
+            outputs = paged_attention(
+                PagedAttentionAttributes.model_validate(attributes),
+                dict(zip(INPUT_NAMES, inputs, strict=False)),
+                rounding=rounding,
+                ort=ort,
+                extensions=extensions,
+                strict=strict,
+            )
+            caches = [cache for cache in (outputs.key_cache, outputs.value_cache) if cache is not None]
+            return (outputs.output, *caches)[: len(self.onnx_node.output)]
+
+        def run(self, *inputs: Array | None, **context: Any) -> tuple[Array | None, ...]:
+            results: tuple[Array, ...] = super().run(*inputs, **context)  # type: ignore[no-untyped-call]
+            # The evaluator files every result under its name, and reads the empty name as an absent input.
+            named = zip(self.onnx_node.output, results, strict=False)
+            return tuple(result if name else None for name, result in named)
+
+    return PagedAttention
+
+
+def _types(graph: GraphProto) -> dict[str, TypeProto]:
+    types = {value.name: value.type for value in (*graph.output, *graph.value_info, *graph.input)}
+    for tensor in graph.initializer:
+        types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+    return types
+
+
+PagedAttention = operator()
+"""The operator with the default options."""
+
+__all__ = ["PagedAttention", "evaluator", "operator"]
