@@ -1,0 +1,63 @@
+"""Random calls inside the contract against the oracle, a fixed number of them, fresh in every run."""
+
+import os
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from paged_cuda import Stream
+from parity import verify
+from problems import Case, build
+
+EXAMPLES = int(os.environ.get("PAGED_PARITY_EXAMPLES", "2000"))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    head_size = 8 * draw(st.integers(1, 80) | st.sampled_from([24, 40, 64, 72]))
+    rotary_dim = 16 * draw(st.integers(0, head_size // 16)) if head_size % 16 == 0 else 0
+    rotary_offset = 8 * draw(st.integers(0, (head_size - rotary_dim) // 8)) if rotary_dim else 0
+    block_size = 16 << draw(st.integers(0, 4))
+    edge = st.sampled_from([0, 1, block_size - 1, block_size, block_size + 1, 63, 64, 65])
+    sequences = draw(
+        st.lists(st.tuples(st.integers(0, 9), edge | st.integers(0, 200)), min_size=1, max_size=5)
+    )
+    q, past = tuple(s[0] for s in sequences), tuple(s[1] for s in sequences)
+    slots = draw(st.booleans())
+    tokens = sum(q)
+    skipped = draw(st.sets(st.integers(0, tokens - 1), max_size=3)) if slots and tokens else set()
+    return Case(
+        q,
+        past,
+        dtype=draw(st.sampled_from(["bfloat16", "float16"])),
+        heads=draw(st.integers(1, 20) | st.sampled_from([63, 64, 65, 96])),
+        head_size=head_size,
+        v_head_size=draw(st.integers(1, head_size) | st.just(head_size)),
+        block_size=block_size,
+        rotary_dim=rotary_dim,
+        rotary_offset=rotary_offset,
+        interleaved=draw(st.booleans()),
+        scale=draw(st.sampled_from([0.07, 0.25, 1e-3])),
+        softcap=draw(st.sampled_from([0.0, 0.0, 5.0, 50.0])),
+        window=draw(st.sampled_from([-1, -1, 0, 1, block_size - 1, 64, 1000])),
+        causal=draw(st.sampled_from([True, True, False])),
+        slots=slots,
+        skipped=tuple(sorted(skipped)),
+        spread=draw(st.sampled_from([1.0, 0.1])),
+        seed=draw(st.integers(0, 2**32 - 1)),
+    )
+
+
+def test_random_calls(stream: Stream, facts: dict[str, Any]) -> None:
+    done = 0
+
+    @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(case=cases())
+    def check(case: Case) -> None:
+        nonlocal done
+        verify("random calls", build(case), stream)
+        done += 1
+
+    check()
+    facts["random calls"] = done
+    assert done >= EXAMPLES

@@ -1,0 +1,107 @@
+"""Shapes and modes that users of paged MLA kernels have reported as broken, and the edges between them."""
+
+import pytest
+from paged_cuda import Stream
+from parity import verify
+from problems import Case, build
+
+DTYPES = ("bfloat16", "float16")
+DIMS = {
+    "576/512": {"head_size": 576, "v_head_size": 512},
+    "512/512 no rotary": {"head_size": 512, "v_head_size": 512, "rotary_dim": 0},
+    "384/192": {"head_size": 384, "v_head_size": 192, "rotary_dim": 192},
+    "320/256": {"head_size": 320, "v_head_size": 256},
+    "192/128": {"head_size": 192, "v_head_size": 128},
+    "192/100": {"head_size": 192, "v_head_size": 100},
+    "160/128": {"head_size": 160, "v_head_size": 128, "rotary_dim": 32},
+    "64/64": {"head_size": 64, "v_head_size": 64, "rotary_dim": 16, "rotary_offset": 24},
+    "24/8": {"head_size": 24, "v_head_size": 8, "rotary_dim": 0},
+    "640/1": {"head_size": 640, "v_head_size": 1},
+    "2048/2048": {"head_size": 2048, "v_head_size": 2048, "rotary_dim": 0},
+}
+MODES = {
+    "softcap 50": {"softcap": 50.0, "spread": 6.0},
+    "softcap 1": {"softcap": 1.0, "spread": 3.0},
+    "window 1": {"window": 1},
+    "window page-1": {"window": 63},
+    "window 128": {"window": 128},
+    "window beyond": {"window": 10_000},
+    "window and softcap": {"window": 40, "softcap": 30.0, "spread": 4.0},
+    "not causal": {"causal": False},
+    "not causal, window": {"causal": False, "window": 9},
+    "interleaved": {"interleaved": True},
+    "rotary in front": {"rotary_offset": 0},
+    "rotary inside": {"rotary_offset": 8, "rotary_dim": 48},
+    "whole row rotates": {"rotary_offset": 0, "rotary_dim": 576},
+    "whole row, interleaved": {"rotary_offset": 0, "rotary_dim": 576, "interleaved": True},
+    "no rotary": {"rotary_dim": 0},
+    "default scale": {"scale": None, "v_head_size": 576},
+    "slots": {"slots": True},
+    "skipped slots": {"slots": True, "skipped": (0, 3, 9)},
+    "hole": {"holes": ((2, 0), (3, 1))},
+    "everything unmapped": {"holes": ((1, 0), (2, 0), (2, 1), (2, 2))},
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", [16, 32, 64, 128, 256, 1024])
+def test_lengths_around_page_and_tile(dtype: str, block_size: int, stream: Stream) -> None:
+    edges = sorted(
+        {block_size - 1, block_size, block_size + 1, 31, 32, 33, 63, 64, 65, 127, 128, 129, 2 * block_size}
+    )
+    case = Case((1,) * len(edges), tuple(edge - 1 for edge in edges), dtype, heads=3, block_size=block_size)
+    verify("page and tile edges", build(case), stream)
+
+
+@pytest.mark.parametrize("heads", [1, 3, 8, 12, 16, 20, 24, 40, 48, 63, 64, 96, 126, 128, 1024])
+def test_head_counts(heads: int, stream: Stream) -> None:
+    case = Case((1, 2), (70, 5), heads=heads, head_size=192, v_head_size=128, seed=heads)
+    verify("head counts", build(case), stream)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", DIMS)
+def test_head_sizes(dtype: str, name: str, stream: Stream) -> None:
+    for block_size in (16, 64):
+        case = Case((1, 3, 0, 17), (130, 20, 7, 0), dtype, heads=5, block_size=block_size, **DIMS[name])
+        verify(f"head sizes: {name}", build(case), stream)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", MODES)
+def test_modes(dtype: str, name: str, stream: Stream) -> None:
+    case = Case((1, 7, 0, 12, 2), (140, 0, 131, 65, 63), dtype, **{"heads": 4, **MODES[name]})
+    verify(f"modes: {name}", build(case), stream)
+
+
+@pytest.mark.parametrize("q", [1, 2, 3, 4, 5, 6, 7, 8, 16, 63, 64, 65])
+def test_query_lengths(q: int, stream: Stream) -> None:
+    """Speculative rows and prefill: each token sees up to itself."""
+    case = Case((q, 1, q), (0, 33, 100), heads=4, head_size=192, v_head_size=128, seed=q)
+    verify("query lengths", build(case), stream)
+
+
+@pytest.mark.parametrize(("heads", "q"), [(16, 4), (16, 5), (13, 5), (80, 1), (1, 64), (1, 65), (1, 80)])
+def test_row_counts_around_a_tile(heads: int, q: int, stream: Stream) -> None:
+    verify("rows 64, 65, 80", build(Case((q, q), (200, 0), heads=heads)), stream)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_empty_sequences_everywhere(dtype: str, stream: Stream) -> None:
+    for q, past in (
+        ((0, 0, 3, 0, 1, 0), (5, 0, 9, 64, 0, 0)),
+        ((0, 0), (3, 0)),
+        ((0,), (0,)),
+        ((1, 0), (0, 0)),
+    ):
+        verify("empty sequences", build(Case(q, past, dtype, heads=4)), stream)
+
+
+def test_imbalanced_lengths(stream: Stream) -> None:
+    case = Case((1, 1, 1, 1), (4640, 45117, 1729, 1695), heads=4)
+    verify("imbalanced lengths", build(case), stream)
+
+
+def test_a_long_prefill_mixed_with_decode(stream: Stream) -> None:
+    case = Case((300, 1, 1, 40), (0, 700, 63, 600), heads=8, head_size=192, v_head_size=128)
+    verify("prefill and decode", build(case), stream)
