@@ -22,15 +22,16 @@ __device__ __forceinline__ Token find_token(const AttentionParams& p, i64 token)
     if (p.cumulative_sequence_length[middle] <= token) low = middle;
     else high = middle - 1;
   }
-  const i64 begin = p.cumulative_sequence_length[low];
-  if (low == p.batch || token < begin) return {-1, 0, 0, kNone};
+  if (low == p.batch) return {-1, 0, 0, kNone};
+  const i64 begin = max(0, p.cumulative_sequence_length[low]);
+  const i64 end = min(p.tokens, p.cumulative_sequence_length[low + 1]);
+  if (token < begin || token >= end) return {-1, 0, 0, kNone};
   const i64 past = p.past_seqlens[low];
-  const i64 length = p.cumulative_sequence_length[low + 1] - begin;
   const i64 position = past + token - begin;
   if (past < 0) return {-1, past, 0, kNegativePast};
   // A position without a row in the rotary tables has no defined angle: nothing is written, the output is zero.
   if (p.rotary_dim > 0 && position >= p.rotary_rows) return {-1, position, 0, kPositionBeyondRotary};
-  return {low, position, past + length, kNone};
+  return {low, position, past + end - begin, kNone};
 }
 
 __device__ __forceinline__ KeyRange visible_keys(const AttentionParams& p, const Token& token) {
