@@ -40,8 +40,8 @@ class Comparison:
             types.
         max_abs: largest absolute error; inf where one is NaN or infinite and the other differs.
         max_rel: largest absolute error relative to the expected value; inf where that is 0.
-        rel_norm: norm of the error over norm of the expected result.
-        cosine: 1 - cosine of the angle between the two, 0 for equal directions.
+        rel_norm: norm of the error over norm of the expected result (of its finite values).
+        cosine: 1 - cosine of the angle between the two where both are finite, 0 for equal directions.
         outside: values beyond the tolerance; without one, the same as `differing`.
         first: the first of those, in row order.
     """
@@ -110,7 +110,7 @@ def compare(
         max_units=_max_units(actual, expected, same),
         max_abs=float(error.max(initial=0.0)),
         max_rel=float(relative.max(initial=0.0)),
-        rel_norm=_ratio(float(np.linalg.norm(error)), float(np.linalg.norm(want))),
+        rel_norm=_ratio(float(np.linalg.norm(error)), float(np.linalg.norm(want[np.isfinite(want)]))),
         cosine=_cosine(got, want),
         outside=int(beyond.sum()),
         first=_first(beyond, num_heads, cumulative),
@@ -122,6 +122,8 @@ def _ratio(error: float, size: float) -> float:
 
 
 def _cosine(got: Float64, want: Float64) -> float:
+    finite = np.isfinite(got) & np.isfinite(want)
+    got, want = got[finite], want[finite]
     sizes = float(np.linalg.norm(got) * np.linalg.norm(want))
     if sizes == 0:
         return 0.0 if np.array_equal(got, want) else 1.0

@@ -9,18 +9,26 @@ Feed a cache as a writable array and keep it for the next step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper
+from onnx.inliner import inline_local_functions
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
-from paged_schema import INPUT_NAMES, PagedAttentionAttributes
-from paged_schema.declaration import check_declaration
+from paged_schema import (
+    INPUT_NAMES,
+    InvalidArgument,
+    NotImplementedMode,
+    PagedAttentionAttributes,
+    TensorSpec,
+)
+from paged_schema.declaration import Attribute, Declaration, check_declaration
 from paged_schema.onnx import DOMAIN, OP_TYPE, declare
 
 from paged_oracle.attention import paged_attention
-from paged_oracle.dtypes import Array
+from paged_oracle.dtypes import Array, name_of
 from paged_oracle.prologue import Rounding
 
 
@@ -36,8 +44,8 @@ def evaluator(
     """Load a model as ONNX Runtime would, for execution on a CPU.
 
     Args:
-        model: the model; nodes in its main graph are checked with the types that it declares, all others when
-            they are made and when they run.
+        model: the model. Nodes in its main graph and in its functions are checked with the types that it
+            declares; those in subgraphs when they run.
         rounding: as for `paged_attention`.
         ort: the ONNX Runtime release whose rules apply.
         extensions: as for `paged_attention`.
@@ -48,10 +56,12 @@ def evaluator(
         paged_schema.InvalidArgument: a node that ONNX Runtime refuses, with the stage and the rule.
         paged_schema.NotImplementedMode: a node that it has no kernel for.
     """
+    # Nodes inside model-local functions never see new_ops; inlined, they do.
+    model = inline_local_functions(model)
     types = _types(model.graph)
     for node in model.graph.node:
         if node.domain == DOMAIN and node.op_type == OP_TYPE:
-            check_declaration(declare(node, types), ort=ort, extensions=extensions)
+            _load(declare(node, types), ort, extensions)
     own = operator(rounding=rounding, ort=ort, extensions=extensions, strict=strict)
     return ReferenceEvaluator(model, new_ops=[own, *new_ops])
 
@@ -75,12 +85,10 @@ def operator(
     class PagedAttention(OpRun):
         op_domain = DOMAIN
 
-        def __init__(self, onnx_node: NodeProto, run_params: dict[str, Any]) -> None:
-            super().__init__(onnx_node, run_params)
-            if not any(attribute.ref_attr_name for attribute in onnx_node.attribute):
-                check_declaration(declare(onnx_node, {}), ort=ort, extensions=extensions)
-
-        def _run(self, *inputs: Array | None, **attributes: float | int | str) -> tuple[Array, ...]:
+        def _run(self, *inputs: Array | None, **given: Any) -> tuple[Array, ...]:
+            # The evaluator hands float attributes over as NumPy scalars.
+            attributes = {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items()}
+            _check_slots(self.onnx_node, inputs, attributes, ort, extensions)
             outputs = paged_attention(
                 PagedAttentionAttributes.model_validate(attributes),
                 dict(zip(INPUT_NAMES, inputs, strict=False)),
@@ -99,6 +107,34 @@ def operator(
             return tuple(result if name else None for name, result in named)
 
     return PagedAttention
+
+
+def _load(declaration: Declaration, ort: str, extensions: frozenset[str]) -> None:
+    try:
+        check_declaration(declaration, ort=ort, extensions=extensions)
+    except (InvalidArgument, NotImplementedMode) as error:
+        # ONNX Runtime makes a session of a node that can only fail when run.
+        if error.stage in ("load", "build"):
+            raise
+
+
+def _check_slots(
+    node: NodeProto,
+    inputs: tuple[Array | None, ...],
+    attributes: Mapping[str, float | int | str],
+    ort: str,
+    extensions: frozenset[str],
+) -> None:
+    """Check what only a node has: its number of slots, and which outputs it names."""
+    specs = [None if x is None else TensorSpec(name_of(x.dtype), x.shape) for x in inputs]
+    outputs = [TensorSpec("undefined") if name else None for name in node.output]
+    listed = tuple(Attribute(name, _kind(value), value) for name, value in attributes.items())
+    declaration = Declaration(listed, tuple(specs), tuple(outputs))
+    check_declaration(declaration, ort=ort, extensions=extensions)
+
+
+def _kind(value: float | int | str) -> str:
+    return {float: "FLOAT", int: "INT", str: "STRING"}.get(type(value), "another kind")
 
 
 def _types(graph: GraphProto) -> dict[str, TypeProto]:

@@ -1,0 +1,102 @@
+"""`strict=True` refuses, before anything is written, what ONNX Runtime leaves undefined."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from paged_oracle import OracleError, UndefinedInputError, paged_attention
+from paged_oracle.testing import Case, make_case
+
+
+def ordinary(**options: object) -> Case:
+    return make_case(new=[2, 3], past=[5, 20], num_heads=2, head_size=32, rotary_dim=16, **options)  # type: ignore[arg-type]
+
+
+BAD = [
+    ("cumulative-start", {"cumulative_sequence_length": [1, 2, 5]}),
+    ("cumulative-order", {"cumulative_sequence_length": [0, 6, 5]}),
+    ("cumulative-end", {"cumulative_sequence_length": [0, 2, 4]}),
+    ("past-negative", {"past_seqlens": [-1, 20]}),
+    ("context-capacity", {"past_seqlens": [5, 30]}),
+    ("block-range", {"block_table": [[0, -1], [1, 99]]}),
+    ("block-range", {"block_table": [[0, -2], [1, 2]]}),
+    ("block-mapped", {"block_table": [[0, -1], [-1, 2]]}),
+    ("slot-range", {"slot_mapping": [0, 1, 2, 3, 4096]}),
+    ("slot-range", {"slot_mapping": [0, 1, 2, 3, -2]}),
+    ("slot-unique", {"slot_mapping": [0, 1, 2, 3, 3]}),
+    ("slot-unique", {"block_table": [[0, -1], [0, 0]]}),
+    ("metadata-bound", {"attention_metadata": [2, 99]}),
+    ("metadata-bound", {"attention_metadata": [0, 22]}),
+    ("metadata-bound", {"attention_metadata": [0, 0, 24]}),
+]
+
+
+@pytest.mark.parametrize(("rule", "change"), BAD)
+def test_undefined_values_are_refused_and_nothing_is_written(rule: str, change: dict[str, list[int]]) -> None:
+    case = ordinary()
+    inputs = case.fresh() | {name: np.array(value, np.int32) for name, value in change.items()}
+    if rule == "slot-unique" and "block_table" in change:
+        inputs["past_seqlens"] = np.array([5, 4], np.int32)
+    with pytest.raises(UndefinedInputError) as caught:
+        paged_attention(case.attributes, inputs, strict=True)
+    assert caught.value.rule == rule
+    assert inputs["key_cache"].tobytes() == case.inputs["key_cache"].tobytes()
+    paged_attention(case.attributes, inputs)
+
+
+def test_rotary_tables_must_reach_the_last_position() -> None:
+    case = ordinary()
+    inputs = case.fresh()
+    for name in ("cos_cache", "sin_cache"):
+        inputs[name] = inputs[name][:22]
+    with pytest.raises(UndefinedInputError) as caught:
+        paged_attention(case.attributes, inputs, strict=True)
+    assert caught.value.rule == "rotary-rows"
+
+
+def test_caches_must_not_overlap() -> None:
+    case = ordinary(layout="SEPARATE")
+    inputs = case.fresh()
+    inputs["value_cache"] = inputs["key_cache"]
+    with pytest.raises(UndefinedInputError) as caught:
+        paged_attention(case.attributes, inputs, strict=True)
+    assert caught.value.rule == "cache-overlap"
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, np.nan, np.inf])
+def test_scales_must_be_positive(scale: float) -> None:
+    case = ordinary(cache_dtype="int8")
+    inputs = case.fresh() | {"k_scale": np.array([scale], np.float32)}
+    with pytest.raises(UndefinedInputError) as caught:
+        paged_attention(case.attributes, inputs, strict=True)
+    assert caught.value.rule == "scale-positive"
+
+
+@pytest.mark.parametrize("options", [{}, {"cache_dtype": "int8"}, {"layout": "SEPARATE"}])
+def test_a_sound_call_passes_and_computes_the_same(options: dict[str, str]) -> None:
+    case = ordinary(**options)
+    strict = paged_attention(case.attributes, case.fresh(), strict=True)
+    assert strict.output.tobytes() == paged_attention(case.attributes, case.fresh()).output.tobytes()
+
+
+def test_old_blocks_outside_the_window_may_be_unmapped() -> None:
+    case = make_case(new=[1], past=[40], num_heads=2, head_size=32, local_window_size=8)
+    inputs = case.fresh()
+    inputs["block_table"][0, :2] = -1
+    paged_attention(case.attributes, inputs, strict=True)
+
+
+def test_the_error_travels() -> None:
+    error = UndefinedInputError("slot-unique", "slot_mapping", "slot 3 twice", "one token a slot")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.rule, copy.subject, copy.got, copy.expected) == (
+        "slot-unique",
+        "slot_mapping",
+        "slot 3 twice",
+        "one token a slot",
+    )
+    assert str(copy) == str(error)
+    assert isinstance(copy, OracleError)
+    assert isinstance(copy, ValueError)
