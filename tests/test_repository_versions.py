@@ -16,11 +16,12 @@ def run(tool: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A tree with the tools and the members' project files, free to be edited."""
+    """A tree with the tools, the members' project files and their first modules, free to be edited."""
     shutil.copytree(ROOT / "tools", tmp_path / "tools")
-    for file in (ROOT / "packages").glob("*/pyproject.toml"):
-        target = tmp_path / "packages" / file.parent.name / file.name
-        target.parent.mkdir(parents=True)
+    packages = ROOT / "packages"
+    for file in [*packages.glob("*/pyproject.toml"), *packages.glob("*/src/*/__init__.py")]:
+        target = tmp_path / file.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, target)
     return tmp_path
 
@@ -51,6 +52,13 @@ def test_a_member_out_of_step_is_named(copy: Path, member: str, old: str, new: s
     result = run(copy / "tools" / "check_versions.py", str(copy))
     assert result.returncode == 1
     assert member in result.stdout
+
+
+def test_a_stale_version_in_a_source_is_named(copy: Path) -> None:
+    first = "src/paged_kv/__init__.py"
+    (copy / "packages/paged-kv" / first).write_text('__version__ = "0.0.9"\n', encoding="utf-8")
+    result = run(copy / "tools" / "check_versions.py", str(copy))
+    assert (result.returncode, "paged-kv: __version__ is '0.0.9'" in result.stdout) == (1, True)
 
 
 def test_a_bump_moves_all_of_them(copy: Path) -> None:

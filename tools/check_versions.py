@@ -33,6 +33,22 @@ def requirements(project: Project) -> list[str]:
     return found
 
 
+def stale_literals(root: Path, projects: dict[str, Project]) -> list[str]:
+    """Return one line for each `__version__` in a package's source that is not its project's version."""
+    lines = []
+    for name, project in projects.items():
+        for path in sorted((root / "packages" / name / "src").glob("*/__init__.py")):
+            literals = re.findall(
+                r'^__version__ = "([^"]*)"$', path.read_text(encoding="utf-8"), re.MULTILINE
+            )
+            lines += [
+                f"{name}: __version__ is {literal!r}; it must be {project['version']!r}"
+                for literal in literals
+                if literal != project["version"]
+            ]
+    return lines
+
+
 def complaints(projects: dict[str, Project]) -> list[str]:
     """Return one line for each version or internal requirement that is out of step."""
     versions = {name: str(project["version"]) for name, project in projects.items()}
@@ -56,7 +72,8 @@ def complaints(projects: dict[str, Project]) -> list[str]:
 def main(arguments: list[str]) -> int:
     """Print the complaints; 0 when there are none."""
     root = Path(arguments[0]) if arguments else Path(__file__).resolve().parent.parent
-    found = complaints(read_projects(root))
+    projects = read_projects(root)
+    found = complaints(projects) + stale_literals(root, projects)
     print("\n".join(found) if found else "all versions are in step")
     return 1 if found else 0
 
