@@ -30,6 +30,7 @@ class DeviceProperties:
         capability: Compute capability (major, minor).
         multiprocessors: Streaming multiprocessors.
         shared_bytes: Most shared memory a block may opt in to.
+        shared_bytes_multiprocessor: Shared memory of a multiprocessor.
         bandwidth: Peak device memory bytes a second by clock and bus width; 0 where the driver does not say.
     """
 
@@ -37,6 +38,7 @@ class DeviceProperties:
     capability: tuple[int, int]
     multiprocessors: int
     shared_bytes: int
+    shared_bytes_multiprocessor: int
     bandwidth: float
 
 
@@ -204,6 +206,7 @@ class CudaDriver:
             capability=(attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")),
             multiprocessors=attribute("MULTIPROCESSOR_COUNT"),
             shared_bytes=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+            shared_bytes_multiprocessor=attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
             bandwidth=bandwidth,
         )
 
@@ -281,8 +284,13 @@ class CudaDriver:
 
     def allow_shared(self, function: int, nbytes: int) -> None:
         kinds = self._cuda.CUfunction_attribute
+        handle = self._cuda.CUfunction(function)
         kind = kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        self._call("cuFuncSetAttribute", self._cuda.CUfunction(function), kind, nbytes)
+        self._call("cuFuncSetAttribute", handle, kind, nbytes)
+        # All kernels of a step ask for the same division of L1 and shared memory: a change of it between two
+        # kernels cost 3.5 to 4.6 us a step on an H200.
+        carveout = kinds.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+        self._call("cuFuncSetAttribute", handle, carveout, 100)
 
     def launcher(
         self,

@@ -23,7 +23,8 @@ from paged_cuda.explain import Explanation, KernelReport, floor_bytes
 from paged_cuda.loader import LoadedKernel, load_kernels
 from paged_cuda.operands import Geometry, OperandCheck, Operands, check_addresses, geometry_of
 from paged_cuda.params import AttentionParams
-from paged_cuda.paths import LaunchSpec, choose_path
+from paged_cuda.launch_plan import LaunchSpec, PathOptions
+from paged_cuda.paths import choose_path
 from paged_cuda.stream import StreamLike, stream_handle
 from paged_cuda.views import device_view
 from paged_cuda.violations import NBYTES, Violations
@@ -43,7 +44,10 @@ class PagedAttention:
         call: From `paged_schema.check`. Head sizes and rotary width must be known.
         bounds: The largest batch.
         device: A GPU, its ordinal, or None for the current one.
-        kernel: `auto`, or the name of a path such as `baseline`.
+        kernel: `auto`, or the name of a path: `sm80` (tensor cores) or `baseline`.
+        row_tile: Packed query rows of a block of the tensor-core kernel: 16, 32, 48 or 64; by default chosen.
+        split_rows: Split every sequence at multiples of this many keys, so that its output has the same bits
+            in any batch; by default the step is split evenly over the GPU.
         workspace: Scratch memory shared with other operators of the same stream; by default its own.
         cache: Where cubins are kept; by default the user's cache folder.
         debug: Use kernels that count violations only the device can see; read them with `violations`.
@@ -61,6 +65,8 @@ class PagedAttention:
         *,
         device: DeviceLike = None,
         kernel: str = "auto",
+        row_tile: int | None = None,
+        split_rows: int = 0,
         workspace: Workspace | None = None,
         cache: CubinCache | None = None,
         debug: bool = False,
@@ -74,7 +80,13 @@ class PagedAttention:
         self.call = call
         self.bounds = bounds
         self.device = resolve_device(device)
-        self._step = choose_path(call, bounds, self.device.properties, kernel=kernel, debug=debug)
+        self._step = choose_path(
+            call,
+            bounds,
+            self.device.properties,
+            kernel=kernel,
+            options=PathOptions(row_tile, split_rows, debug),
+        )
         self._cache = CubinCache() if cache is None else cache
         self._workspace = workspace
         self._debug = debug
@@ -89,7 +101,7 @@ class PagedAttention:
     @property
     def workspace_bytes(self) -> int:
         """Scratch memory that every step inside the bounds needs, in bytes."""
-        return self._step.workspace.nbytes
+        return self._step.attend.workspace.nbytes
 
     def prepare(self) -> PagedAttention:
         """Compile, load and allocate everything that `run` needs; return self. Calling it again does nothing.
@@ -104,7 +116,10 @@ class PagedAttention:
         if self._workspace is None:
             self._workspace = Workspace(self.device, self.workspace_bytes)
         self._workspace.admit(self.workspace_bytes, self.device)
-        self._params.workspace = self._workspace.pointer
+        for name, offset, _ in self._step.attend.workspace.regions:
+            setattr(self._params, name, self._workspace.pointer + offset)
+        for name, value in self._step.attend.constants.items():
+            setattr(self._params, name, value)
         self._kernels = load_kernels(
             self.device, [spec.signature for spec in self._step.launches], self._cache
         )
@@ -149,6 +164,7 @@ class PagedAttention:
         output: object,
         key_cache_out: object = None,
         lse: object = None,
+        reuse_schedule: bool = False,
         stream: StreamLike,
     ) -> None:
         """Write the new rows into the cache and attend, in `stream`.
@@ -170,6 +186,9 @@ class PagedAttention:
             output: (tokens, num_heads * v_head_size) T, every row written.
             key_cache_out: The buffer of key_cache, or None.
             lse: (tokens, num_heads) float32: natural log-sum-exp, -inf for rows without a key; or None.
+            reuse_schedule: Keep the division of work that the last run of this operator made. Right only if
+                that run was earlier in the same stream and the lengths are the same, as from layer to layer of
+                one step; the lengths are not read again.
             stream: Where to launch.
 
         Raises:
@@ -204,7 +223,7 @@ class PagedAttention:
         )
         self._admit(operands, padded=plan is not None)
         self._set_addresses(operands)
-        self._launch(operands, stream_handle(stream))
+        self._launch(operands, stream_handle(stream), reuse_schedule)
 
     def _admit(self, operands: Operands, *, padded: bool) -> None:
         geometry = (geometry_of(operands), padded)
@@ -234,7 +253,7 @@ class PagedAttention:
         params.output = operands.output.pointer
         params.lse = 0 if operands.lse is None else operands.lse.pointer
 
-    def _launch(self, operands: Operands, stream: int) -> None:
+    def _launch(self, operands: Operands, stream: int, reuse_schedule: bool) -> None:
         if self._params.tokens == 0:
             return
         driver = self.device.driver
@@ -243,8 +262,10 @@ class PagedAttention:
             if not graph.retain(self, operands) and not self._pinned and driver.is_capturing(stream):
                 _immortal.append((self._workspace, self._violations))
                 self._pinned = True
-            for launch in self._launchers:
-                launch(stream)
+            self._params.schedule_settled = reuse_schedule
+            for spec, launch in zip(self._step.launches, self._launchers, strict=True):
+                if not (reuse_schedule and spec.schedule):
+                    launch(stream)
         finally:
             driver.pop_context()
 
@@ -280,6 +301,7 @@ class PagedAttention:
         return Explanation(
             path=self._step.path,
             reason=self._step.reason,
+            tiles=self._step.attend.description,
             device=properties.name,
             architecture=architecture_of(*properties.capability),
             workspace_bytes=self.workspace_bytes,

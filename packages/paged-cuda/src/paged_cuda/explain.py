@@ -34,6 +34,7 @@ class Explanation:
     Attributes:
         path: Name of the way to attend.
         reason: Why this one; what faster paths said against the call.
+        tiles: How the kernel is tiled; empty for the baseline.
         device: The GPU's name.
         architecture: What the kernels are compiled for.
         workspace_bytes: Scratch memory.
@@ -44,6 +45,7 @@ class Explanation:
 
     path: str
     reason: str
+    tiles: str
     device: str
     architecture: str
     workspace_bytes: int
@@ -56,6 +58,8 @@ class Explanation:
             f"path {self.path} ({self.reason}) on {self.device}, {self.architecture}",
             f"workspace {self.workspace_bytes} bytes",
         ]
+        if self.tiles:
+            lines.append(self.tiles)
         for kernel in self.kernels:
             used = kernel.resources
             registers = "not compiled yet" if used is None else f"{used.registers} registers"

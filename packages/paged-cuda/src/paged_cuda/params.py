@@ -20,7 +20,14 @@ _POINTERS = (
     "output",
     "lse",
     "violations",
-    "workspace",
+    "query_rotary",
+    "items",
+    "starts",
+    "splits",
+    "item_begin",
+    "request_begin",
+    "partial_output",
+    "partial_lse",
 )
 _STRIDES = ("query_stride", "key_stride", "output_stride", "page_stride", "row_stride", "table_stride")
 _INTEGERS = (
@@ -38,6 +45,16 @@ _INTEGERS = (
     "rotary_interleaved",
     "local_window_size",
     "causal",
+    "slices",
+    "row_tiles",
+    "row_tile",
+    "kv_tile_shift",
+    "min_tiles",
+    "chunk",
+    "max_items",
+    "max_parts",
+    "combine_entries",
+    "schedule_settled",
 )
 _FLOATS = ("scale", "softcap")
 

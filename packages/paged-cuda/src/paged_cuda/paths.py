@@ -1,77 +1,22 @@
-"""Ways to attend: which kernels run, over which grid, with how much workspace.
+"""Ways to attend, and the choice between them.
 
-A path looks at the call, the bounds and the GPU, never at lengths. `PATHS` is in order of preference, and
-the baseline, which refuses nothing, stands last.
+`PATHS` is in order of preference. The baseline refuses nothing that the operator accepts and stands last.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from paged_cuda._driver import DeviceProperties, Dim
+from paged_cuda._driver import DeviceProperties
 from paged_cuda.bounds import Bounds
 from paged_cuda.errors import ArgumentMismatch
-from paged_cuda.signature import KernelSignature, append_signature, baseline_signature
-from paged_cuda.workspace import WorkspaceLayout
+from paged_cuda.launch_plan import AttendPath, LaunchSpec, PathOptions, PathPlan, StepPlan
+from paged_cuda.signature import append_signature, baseline_signature
+from paged_cuda.split_path import SplitPath
 
 if TYPE_CHECKING:
     from paged_schema import Call
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchSpec:
-    """One launch of a step.
-
-    Attributes:
-        signature: The kernel.
-        grid: Blocks, from bounds and the GPU.
-        block: Threads.
-        shared_bytes: Dynamic shared memory a block.
-        programmatic: Whether it may start before its predecessor ends; the kernel then waits by itself.
-    """
-
-    signature: KernelSignature
-    grid: Dim
-    block: Dim
-    shared_bytes: int = 0
-    programmatic: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """All launches of one step, in order, and the scratch memory they share.
-
-    Attributes:
-        path: Name of the way to attend.
-        reason: Why this one.
-        launches: Append first, then the path's own.
-        workspace: Regions of scratch memory.
-    """
-
-    path: str
-    reason: str
-    launches: tuple[LaunchSpec, ...]
-    workspace: WorkspaceLayout = field(default_factory=WorkspaceLayout)
-
-
-class AttendPath(Protocol):
-    """A way to attend."""
-
-    @property
-    def name(self) -> str:
-        """What `kernel=` calls it."""
-        ...
-
-    def refuses(self, call: Call, properties: DeviceProperties) -> str | None:
-        """Return why this path cannot serve the call on that GPU, or None."""
-        ...
-
-    def plan(
-        self, call: Call, bounds: Bounds, properties: DeviceProperties, *, debug: bool
-    ) -> tuple[tuple[LaunchSpec, ...], WorkspaceLayout]:
-        """Return the launches after append, and the workspace."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +29,10 @@ class BaselinePath:
     KEY_TILE = 64
     BLOCKS_PER_MULTIPROCESSOR = 8
 
-    def refuses(self, call: Call, properties: DeviceProperties) -> str | None:
-        """Return why not: only rows that do not fit the GPU's shared memory."""
+    def refuses(self, call: Call, properties: DeviceProperties, options: PathOptions) -> str | None:
+        """Return why not: rows that do not fit the GPU's shared memory, or an option it does not have."""
+        if options.row_tile is not None:
+            return "has no row tiles to choose"
         needed = self.shared_bytes(call)
         if needed <= properties.shared_bytes:
             return None
@@ -96,28 +43,42 @@ class BaselinePath:
         return self.KEY_TILE * (8 + 4) + 4 * ((call.head_size or 0) + (call.v_head_size or 0))
 
     def plan(
-        self, call: Call, bounds: Bounds, properties: DeviceProperties, *, debug: bool
-    ) -> tuple[tuple[LaunchSpec, ...], WorkspaceLayout]:
-        """Return one launch; it needs no workspace."""
+        self, call: Call, bounds: Bounds, properties: DeviceProperties, options: PathOptions
+    ) -> PathPlan:
+        """Return one launch; it needs no workspace, and no split: its sums never depend on the batch."""
         blocks = min(
             bounds.max_tokens * call.num_heads, properties.multiprocessors * self.BLOCKS_PER_MULTIPROCESSOR
         )
-        signature = baseline_signature(call, debug=debug)
-        return (
-            LaunchSpec(signature, (blocks, 1, 1), (self.THREADS, 1, 1), self.shared_bytes(call)),
-        ), WorkspaceLayout()
+        signature = baseline_signature(call, debug=options.debug)
+        return PathPlan(
+            (LaunchSpec(signature, (blocks, 1, 1), (self.THREADS, 1, 1), self.shared_bytes(call)),)
+        )
 
 
-PATHS: tuple[AttendPath, ...] = (BaselinePath(),)
+PATHS: tuple[AttendPath, ...] = (SplitPath(), BaselinePath())
+
+_DEFAULT_OPTIONS = PathOptions()
+_APPEND_THREADS = 128
+_APPEND_PART = 8 * _APPEND_THREADS  # rotary channels of a query that a block takes at a time
 
 
-def _append_launch(call: Call, bounds: Bounds, properties: DeviceProperties, debug: bool) -> LaunchSpec:
-    blocks = min(bounds.max_tokens, properties.multiprocessors * 16)
-    return LaunchSpec(append_signature(call, debug=debug), (blocks, 1, 1), (128, 1, 1))
+def _append_launch(
+    call: Call, bounds: Bounds, properties: DeviceProperties, attend: PathPlan, *, debug: bool
+) -> LaunchSpec:
+    parts = 1
+    if attend.workspace.nbytes_of("query_rotary"):
+        parts += -(-call.num_heads * (call.rotary_dim or 0) // _APPEND_PART)
+    blocks = min(bounds.max_tokens * parts, properties.multiprocessors * 16)
+    return LaunchSpec(append_signature(call, debug=debug), (blocks, 1, 1), (_APPEND_THREADS, 1, 1))
 
 
 def choose_path(
-    call: Call, bounds: Bounds, properties: DeviceProperties, *, kernel: str = "auto", debug: bool = False
+    call: Call,
+    bounds: Bounds,
+    properties: DeviceProperties,
+    *,
+    kernel: str = "auto",
+    options: PathOptions = _DEFAULT_OPTIONS,
 ) -> StepPlan:
     """Return the launches for `call`: the first path that does not refuse, or the one that `kernel` names.
 
@@ -131,13 +92,12 @@ def choose_path(
     for path in PATHS:
         if kernel not in ("auto", path.name):
             continue
-        refusal = path.refuses(call, properties)
+        refusal = path.refuses(call, properties, options)
         if refusal is not None:
             refusals.append(f"{path.name}: {refusal}")
             continue
-        launches, workspace = path.plan(call, bounds, properties, debug=debug)
+        attend = path.plan(call, bounds, properties, options)
         reason = "asked for by name" if kernel != "auto" else "; ".join(refusals) or "first choice"
-        return StepPlan(
-            path.name, reason, (_append_launch(call, bounds, properties, debug), *launches), workspace
-        )
+        append = _append_launch(call, bounds, properties, attend, debug=options.debug)
+        return StepPlan(path.name, reason, append, attend)
     raise ArgumentMismatch("kernel", "kernel", kernel, f"a call that it serves ({'; '.join(refusals)})")

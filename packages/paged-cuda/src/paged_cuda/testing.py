@@ -14,7 +14,12 @@ from paged_cuda._driver import DeviceProperties, Dim, Launcher
 from paged_cuda.errors import DriverError
 
 FAKE_GPU = DeviceProperties(
-    name="fake GPU", capability=(9, 0), multiprocessors=4, shared_bytes=232_448, bandwidth=1e12
+    name="fake GPU",
+    capability=(9, 0),
+    multiprocessors=4,
+    shared_bytes=232_448,
+    shared_bytes_multiprocessor=233_472,
+    bandwidth=1e12,
 )
 
 

@@ -6,10 +6,12 @@ before.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import get_args
 
-from paged_cuda.signature import ElementType, KernelSignature
+from paged_cuda.signature import ElementType, KernelSignature, combine_signature
+from paged_cuda.split_shape import ROW_TILES, shapes_for
 
 # Compute capability 9.0 loads sm_90a: only there do Hopper's own instructions exist, and no other GPU
 # shares 9.0.
@@ -46,17 +48,56 @@ def _baseline() -> list[Variant]:
     ]
 
 
-VARIANTS: tuple[Variant, ...] = tuple(_baseline())
+# (head_size, v_head_size) of known models and of the edges: DeepSeek and GLM, 512 without rotary, the demo's model,
+# and widths that pad. What is not here compiles on demand.
+_HEAD_SIZES = (
+    (576, 512),
+    (512, 512),
+    (384, 192),
+    (320, 256),
+    (192, 128),
+    (192, 100),
+    (160, 128),
+    (64, 64),
+    (24, 8),
+)
+_TALL_HEAD_SIZES = ((576, 512), (192, 128))
+_OPT_IN_BYTES = {"sm_80": 166_912, "sm_86": 101_376, "sm_89": 101_376, "sm_120": 101_376}
+_HOPPER_BYTES = 232_448
+
+
+def _split() -> list[Variant]:
+    where: dict[KernelSignature, list[str]] = {}
+    for architecture in ARCHITECTURES:
+        for dtype in get_args(ElementType):
+            for signature in _split_signatures(dtype, _OPT_IN_BYTES.get(architecture, _HOPPER_BYTES)):
+                where.setdefault(signature, []).append(architecture)
+    return [Variant(signature, architectures=tuple(shipped)) for signature, shipped in where.items()]
+
+
+def _split_signatures(dtype: ElementType, shared_bytes: int) -> Iterator[KernelSignature]:
+    for threads in (256, 1024):
+        yield KernelSignature("schedule", dtype, (("THREADS", threads),))
+    for sizes in _HEAD_SIZES:
+        for row_tile in ROW_TILES if sizes in _TALL_HEAD_SIZES else (16, 32):
+            shapes = shapes_for(
+                row_tile, *sizes, shared_bytes=shared_bytes, shared_bytes_multiprocessor=shared_bytes + 1024
+            )
+            if shapes:
+                yield shapes[0].signature(dtype, *sizes)
+                for column_parts in (1, 2, 4, 8) if sizes in _TALL_HEAD_SIZES else (1, 8):
+                    yield combine_signature(dtype, sizes[1], row_tile=row_tile, column_parts=column_parts)
+
+
+VARIANTS: tuple[Variant, ...] = (*_baseline(), *_split())
 _BY_SIGNATURE = {variant.signature: variant for variant in VARIANTS}
+# Head sizes that nobody compiled before: the kernel may touch local memory a little, and is right all the same.
+_ON_DEMAND_LOCAL_BYTES = 64
 
 
 def variant_of(signature: KernelSignature) -> Variant:
-    """Return the shipped variant of `signature`.
-
-    Raises:
-        KeyError: The signature is not shipped, which is a defect of this package.
-    """
-    return _BY_SIGNATURE[signature]
+    """Return the variant of `signature`, with the bounds of an unlisted head size if it is not listed."""
+    return _BY_SIGNATURE.get(signature) or Variant(signature, _ON_DEMAND_LOCAL_BYTES)
 
 
 def variants_for(architecture: str) -> tuple[Variant, ...]:

@@ -26,7 +26,7 @@ class WorkspaceLayout:
 
     @classmethod
     def of(cls, **sizes: int) -> WorkspaceLayout:
-        """Lay regions of these sizes one after the other.
+        """Lay regions of these sizes one after the other; a size of 0 gives no region.
 
         Example:
             >>> WorkspaceLayout.of(records=100, partials=1000).offset("partials")
@@ -34,7 +34,8 @@ class WorkspaceLayout:
         """
         regions, offset = [], 0
         for name, nbytes in sizes.items():
-            regions.append((name, offset, nbytes))
+            if nbytes:
+                regions.append((name, offset, nbytes))
             offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
         return cls(tuple(regions))
 
@@ -45,6 +46,10 @@ class WorkspaceLayout:
             return 0
         _, offset, nbytes = self.regions[-1]
         return offset + -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+    def nbytes_of(self, name: str) -> int:
+        """Return the bytes of region `name`, 0 if there is none."""
+        return next((nbytes for region, _, nbytes in self.regions if region == name), 0)
 
     def offset(self, name: str) -> int:
         """Return where region `name` begins."""

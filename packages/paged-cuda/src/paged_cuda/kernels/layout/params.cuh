@@ -18,7 +18,15 @@ struct AttentionParams {
   u16* output;                            // (tokens, num_heads * v_head_size)
   float* lse;                             // (tokens, num_heads) natural log, or null
   u64* violations;                        // debug kernels only, see layout/violations.cuh
-  u8* workspace;                          // regions at the offsets that the path's kernels agree on
+  // Regions of the workspace, null where the path has no such region.
+  u16* query_rotary;           // (tokens, num_heads, rotary_dim): the rotated part of the query
+  struct Item* items;          // (max_items)
+  struct SliceStart* starts;   // (slices + 1)
+  struct SplitItem* splits;
+  i32* item_begin;             // (max_items): KV tiles before an item
+  i32* request_begin;          // (batch): items before a request
+  float* partial_output;       // (slots, row_tiles, ROW_TILE, padded v_head_size), each divided by its own sum
+  float* partial_lse;          // (slots, row_tiles, ROW_TILE), base 2
 
   i64 query_stride;  // token to token
   i64 key_stride;    // token to token
@@ -41,6 +49,17 @@ struct AttentionParams {
   i32 rotary_interleaved;
   i32 local_window_size;  // <= 0: unlimited
   i32 causal;
+  // The split schedule, from bounds alone (layout/schedule.cuh).
+  i32 slices;
+  i32 row_tiles;
+  i32 row_tile;
+  i32 kv_tile_shift;     // log2(KV rows of a tile)
+  i32 min_tiles;         // of a slice
+  i32 chunk;             // KV tiles of a part under a fixed split; 0: equal slices
+  i32 max_items;
+  i32 max_parts;         // of all items together, fixed split
+  i32 combine_entries;   // splits that the combine kernel takes at a time
+  i32 schedule_settled;  // 1: the schedule was complete before the previous kernel began
   float scale;
   float softcap;  // <= 0: off
 };

@@ -1,7 +1,6 @@
 // From a dot product to a logit, and the pieces of an online softmax in float32.
 #include "layout/params.cuh"
-
-#define kMinusInfinity __int_as_float(0xff800000)
+#include "math/partial.cuh"
 
 // tanh by the exponential: the hardware's approximate tanh is off by 2^-11, which a cap of 50 turns into 0.02.
 __device__ __forceinline__ float tanh_by_exp(float x) { return 1.0f - 2.0f / (1.0f + expf(2.0f * x)); }

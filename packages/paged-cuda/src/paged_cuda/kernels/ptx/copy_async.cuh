@@ -1,0 +1,10 @@
+// cp.async: 16 bytes from global to shared memory without registers, past the L1.
+#include "layout/types.cuh"
+
+// `bytes` is 16 or 0. With 0 nothing is read and the 16 bytes become zeros, so a dead row never brings a NaN into 0 * V.
+__device__ __forceinline__ void copy_async_16(u32 destination, const void* source, u32 bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void copy_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }

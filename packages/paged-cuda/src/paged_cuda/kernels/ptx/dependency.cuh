@@ -1,0 +1,16 @@
+// Programmatic dependent launch (sm_90 and later; nothing elsewhere).
+//
+// Every thread that touches a shared buffer waits first, and every block of a kernel waits before it ends, or the order
+// would not carry over to the kernel after the next.
+
+__device__ __forceinline__ void wait_for_previous_kernels() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}

@@ -1,0 +1,549 @@
+// Split-KV attention over a paged LATENT cache on mma.sync (sm_80 and later).
+//
+// One CTA works through one slice of the schedule with one row tile: ROW_TILE packed query rows against the KV rows of an
+// item.  A KV row (HEAD_SIZE channels; V is its first V_HEAD_SIZE) is read from global memory once per row tile and used
+// from shared memory for both products.  The grid depends on bounds only; every length is read on the device.
+//
+// A ring of STAGES load tiles of KV_TILE rows with full/empty mbarriers.  With PRODUCER_WARPS > 0 those warps do nothing
+// but cp.async (they are the ones that stall when the memory system is full); with 0 the consumers load, which leaves
+// them 255 registers for tall row tiles.  The consumers work on 8 / K_SPLIT load tiles at a time, as their phases are bound by
+// latency and not by throughput:
+//   QK       column group g takes load tile g, warp k of the group every K_SPLIT-th k16 step of the reduction, so every
+//            byte of K is read once; float32 partials of S go to shared memory
+//   -- barrier --
+//   softmax  each warp owns whole rows: adds the partials in fixed order, masks, maximum by shuffles, writes P and
+//            the row's rescale factor
+//   -- barrier --
+//   PV       each warp owns V_HEAD_SIZE / 8 output columns of all rows: every byte of V is read once (ldmatrix.trans)
+// All sums have a fixed order and split points depend on lengths only: results repeat bit for bit.
+//
+// Macros: BF16 HEAD_SIZE V_HEAD_SIZE ROW_TILE KV_TILE STAGES K_SPLIT PRODUCER_WARPS CTAS_PER_SM
+//         SHARED_BYTES
+#include "layout/output.cuh"
+#include "layout/schedule.cuh"
+#include "math/partial.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/base2.cuh"
+#include "ptx/copy_async.cuh"
+#include "ptx/dependency.cuh"
+#include "ptx/matrix.cuh"
+#include "ptx/shared.cuh"
+
+constexpr int kConsumerWarps = 8, kKSplit = K_SPLIT, kGroups = kConsumerWarps / kKSplit;
+constexpr int kConsumers = kConsumerWarps * 32, kProducers = PRODUCER_WARPS * 32;
+constexpr int kThreads = kConsumers + kProducers;
+constexpr bool kSelfLoading = PRODUCER_WARPS == 0;
+constexpr int kLoaders = kSelfLoading ? kConsumers : kProducers;
+
+// Rows in shared memory: whole 128-byte slabs, so that the XOR swizzle never leaves the row and needs no padding.
+constexpr int kKPadded = (HEAD_SIZE + 63) / 64 * 64 > kVPadded ? (HEAD_SIZE + 63) / 64 * 64 : kVPadded;
+constexpr int kRowBytes = kKPadded * 2, kSlabs = kRowBytes / 128, kChunks = HEAD_SIZE / 8;
+
+constexpr int kRowTiles16 = ROW_TILE / 16;
+constexpr int kComputeTile = KV_TILE * kGroups;       // one load tile a column group
+constexpr int kScoreTiles = KV_TILE / 8;              // n8 tiles of S a warp
+constexpr int kSteps = kKPadded / 16 / kKSplit;       // k16 steps a warp
+constexpr int kWarpColumns = kVPadded / kConsumerWarps, kColumnTiles = kWarpColumns / 16;
+constexpr int kWarpRows = ROW_TILE / kConsumerWarps;
+constexpr int kLanesPerRow = (kWarpRows == 2 ? 16 : kWarpRows == 4 ? 8 : 4) < kComputeTile / 4
+                                 ? (kWarpRows == 2 ? 16 : kWarpRows == 4 ? 8 : 4)
+                                 : kComputeTile / 4;
+constexpr int kLaneColumns = kComputeTile / kLanesPerRow;
+constexpr bool kQueryInRegisters = ROW_TILE == 16;
+
+constexpr int kScorePitch = kComputeTile + 8;         // words: 8 mod 32, conflict-free float2 stores
+constexpr int kProbabilityPitch = kComputeTile * 2 + 16;   // bytes: an odd number of 16-byte chunks for ldmatrix
+
+constexpr int kKvOffset = 0;
+constexpr int kQueryOffset = kKvOffset + STAGES * KV_TILE * kRowBytes;
+constexpr int kScoreOffset = kQueryOffset + ROW_TILE * kRowBytes;
+constexpr int kProbabilityOffset = kScoreOffset + kKSplit * ROW_TILE * kScorePitch * 4;
+constexpr int kMaskOffset = kProbabilityOffset + ROW_TILE * kProbabilityPitch;
+constexpr int kFactorOffset = kMaskOffset + STAGES * KV_TILE * 4;
+constexpr int kItemOffset = kFactorOffset + ROW_TILE * 8;
+constexpr int kBarrierOffset = kItemOffset + 32;
+constexpr int kSharedBytes = kBarrierOffset + 8 * (2 * STAGES + 2);
+
+static_assert(kSharedBytes == SHARED_BYTES, "the host asks for what the kernel lays out");
+static_assert(HEAD_SIZE % 8 == 0 && V_HEAD_SIZE >= 1 && V_HEAD_SIZE <= HEAD_SIZE, "operator limits");
+static_assert(ROW_TILE % 16 == 0 && ROW_TILE <= 64, "row tiles");
+static_assert(kLaneColumns <= KV_TILE, "a lane's columns lie in one load tile");
+static_assert(KV_TILE == 16 || KV_TILE == 32 || KV_TILE == 64, "load tiles");
+static_assert(K_SPLIT == 2 || K_SPLIT == 4, "swizzled steps");
+static_assert(STAGES > kGroups, "a compute tile takes a stage a group, and one must be in flight");
+static_assert(!kSelfLoading || STAGES >= 2 * kGroups, "the next compute tile is asked for before this one is consumed");
+static_assert(kLoaders / 8 % KV_TILE == 0 || KV_TILE % (kLoaders / 8) == 0, "loader passes");
+
+// Offset of a warp's j-th k16 step from its first one, `at` being the swizzled start: with a split of 4 each step is one
+// slab further; with 2 the odd ones flip the chunk's high bit instead.
+__device__ __forceinline__ u32 step_address(u32 base, u32 at, int j) {
+  return kKSplit == 4 ? base + at + j * 128 : base + (at ^ ((j & 1) << 6)) + (j >> 1) * 128;
+}
+__device__ __forceinline__ int pick(const int* values, int which) {
+  int v = values[0];
+#pragma unroll
+  for (int h = 1; h < kGroups; h++) v = which == h ? values[h] : v;
+  return v;
+}
+
+__device__ __forceinline__ bool page_is_mapped(int page, int num_blocks) { return (u32)page < (u32)num_blocks; }
+
+// Walks the slice and issues the copies of one load tile after another.  Held by every loading thread.
+struct Loader {
+  const AttentionParams& p;
+  const u32 shared, full;
+  const int thread, lane, row_tile;
+  Item item;
+  int index, tile, tile_end, left, first_position;
+  int chunk, pages, pages_ahead;   // 32 block-table entries, one a lane: the current ones and the next
+  bool next_is_ahead = false;      // the next entries are the next item's first ones
+
+  __device__ Loader(const AttentionParams& params, u32 shared_base, u32 full_barriers, int loader_thread, const SliceStart& start)
+      : p(params), shared(shared_base), full(full_barriers), thread(loader_thread), lane(loader_thread & 31),
+        row_tile(blockIdx.x % params.row_tiles), item(start.first), index(start.item), left(start.count) {
+    enter_item();
+    tile += start.offset;
+    chunk = chunk_of(tile);
+    pages = entries(item, chunk);
+    look_ahead();
+  }
+  __device__ __forceinline__ int first_of(const Item& i) const { return visible_begin(i.past + i.first / p.num_heads, p.local_window_size); }
+  __device__ __forceinline__ int chunk_of(int t) const { return (t * KV_TILE >> p.block_shift) >> 5; }
+  __device__ __forceinline__ void enter_item() {
+    first_position = first_of(item);
+    tile = first_position / KV_TILE;
+    tile_end = tile + item.tiles;
+  }
+  __device__ __forceinline__ int entries(const Item& i, int c) const {
+    const int e = c * 32 + lane;
+    return e < p.max_blocks && ((i64)e << p.block_shift) < i.kv_end ? p.block_table[i.request * p.table_stride + e] : -1;
+  }
+  __device__ __forceinline__ int first_entries(const Item& i) const { return entries(i, chunk_of(first_of(i) / KV_TILE)); }
+  // A table read under load costs microseconds, so it is asked for a whole chunk ahead.
+  __device__ __forceinline__ void look_ahead() {
+    next_is_ahead = false;
+    if (((i64)(chunk + 1) * 32 << p.block_shift) < item.kv_end) {
+      pages_ahead = entries(item, chunk + 1);
+    } else if (left > tile_end - tile) {
+      next_is_ahead = true;
+      pages_ahead = first_entries(p.items[index + 1]);
+    }
+  }
+  // True when the next tile begins another item, whose query rows must then be loaded.
+  __device__ __forceinline__ bool at_item_end() const { return tile == tile_end; }
+  __device__ __forceinline__ void next_item() {
+    item = p.items[++index];
+    enter_item();
+    pages = next_is_ahead ? pages_ahead : first_entries(item);
+    chunk = chunk_of(tile);
+    look_ahead();
+  }
+  __device__ __forceinline__ void issue(int stage) {
+    if (chunk_of(tile) != chunk) { pages = pages_ahead; chunk++; look_ahead(); }
+    constexpr int kRowsPerPass = kLoaders / 8 < KV_TILE ? kLoaders / 8 : KV_TILE, kPasses = KV_TILE / kRowsPerPass;
+    constexpr int kSlabStep = kLoaders / 8 / kRowsPerPass;        // threads of 8 that share a row
+    const int c = thread & 7, s0 = (thread >> 3) % kSlabStep;
+#pragma unroll
+    for (int k = 0; k < kPasses; k++) {
+      const int row = k * kRowsPerPass + (thread >> 3) / kSlabStep, position = tile * KV_TILE + row;
+      const int page = __shfl_sync(~0u, pages, (position >> p.block_shift) & 31);
+      const bool live = page_is_mapped(page, p.num_blocks) && position < item.kv_end && position >= first_position;
+      const u16* source = p.key_cache + c * 8;
+      if (live) source += (i64)page * p.page_stride + (i64)(position & ((1 << p.block_shift) - 1)) * p.row_stride;
+      const u32 destination = shared + kKvOffset + (stage * KV_TILE + row) * kRowBytes + ((c ^ (row & 7)) << 4);
+#pragma unroll
+      for (int i = 0; i < (kSlabs + kSlabStep - 1) / kSlabStep; i++) {
+        const int s = i * kSlabStep + s0;
+        if (kSlabStep > 1 && s >= kSlabs) break;
+        const bool there = s * 8 + 8 <= kChunks || s * 8 + c < kChunks;
+        copy_async_16(destination + s * 128, there ? source + s * 64 : p.key_cache, live && there ? 16u : 0u);
+      }
+      if (c == 0 && s0 == 0) store_f32(shared + kMaskOffset + (stage * KV_TILE + row) * 4, live ? 0.f : kMasked);
+    }
+    arrive(full + 8 * stage);
+    tile++;
+    left--;
+  }
+  // The query rows of an item, swizzled like K, and its record.
+  __device__ __forceinline__ void load_query(const Item& i, u32 barrier) {
+    const int rows = min(i.rows - row_tile * ROW_TILE, ROW_TILE);
+    const i64 row0 = (i64)i.row0 + row_tile * ROW_TILE;
+    for (int k = thread; k < ROW_TILE * (kKPadded / 8); k += kLoaders) {
+      const int row = k / (kKPadded / 8), c = k % (kKPadded / 8);
+      const bool live = row < rows && c < kChunks;
+      const u16* source = p.query;
+      if (live) {
+        const int rotary_c = c - p.rotary_offset / 8;
+        if (p.query_rotary && (u32)rotary_c < (u32)p.rotary_dim / 8)
+          source = p.query_rotary + (row0 + row) * p.rotary_dim + rotary_c * 8;
+        else
+          source += packed_row_offset((u32)row0 + row, p.num_heads, p.query_stride, HEAD_SIZE) + c * 8;
+      }
+      copy_async_16(shared + kQueryOffset + row * kRowBytes + ((c ^ (row & 7)) << 4), source, live ? 16u : 0u);
+    }
+    if (thread == 0) {
+      store_s32x4(shared + kItemOffset, i.row0, i.rows, i.past, i.first);
+      store_s32x4(shared + kItemOffset + 16, i.kv_end, i.tiles, i.part, 0);
+    }
+    arrive(barrier);
+  }
+  // cp.async arrives by itself; one plain arrive a warp releases what the warp stored.
+  __device__ __forceinline__ void arrive(u32 barrier) const {
+    barrier_arrive_after_copies(barrier);
+    __syncwarp();
+    if (lane == 0) barrier_arrive(barrier);
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(kThreads, CTAS_PER_SM) SYMBOL(const __grid_constant__ AttentionParams p) {
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  const u32 shared = shared_address(shared_memory);
+  const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
+  const int slice = blockIdx.x / p.row_tiles, row_tile = blockIdx.x % p.row_tiles;
+  const u32 full = shared + kBarrierOffset, empty = full + 8 * STAGES, query_full = empty + 8 * STAGES, query_empty = query_full + 8;
+
+  let_next_kernel_start();
+  if (tid == 0) {
+    for (int i = 0; i < STAGES; i++) {
+      barrier_init(full + 8 * i, kLoaders + kLoaders / 32);
+      barrier_init(empty + 8 * i, kConsumerWarps);
+    }
+    barrier_init(query_full, kLoaders + kLoaders / 32);
+    barrier_init(query_empty, kConsumerWarps);
+  }
+  // Schedule and block table may be older than the kernel before this one; then they are read while it still runs.
+  if (!p.schedule_settled) wait_for_previous_kernels();
+  __syncthreads();
+  const SliceStart start = p.starts[slice];
+  if (start.count == 0) {
+    wait_for_previous_kernels();
+    return;
+  }
+
+#if PRODUCER_WARPS
+  if (warp >= kConsumerWarps) {
+    Loader loader(p, shared, full, tid - kConsumers, start);
+    wait_for_previous_kernels();
+    int stage = 0, phase = 1, query_phase = 1, since_item = 0;
+    bool query_asked = false;
+    barrier_wait(query_empty, query_phase);
+    query_phase ^= 1;
+    loader.load_query(loader.item, query_full);
+#pragma unroll 1
+    while (loader.left > 0) {
+      if (loader.at_item_end()) {
+        loader.next_item();
+        since_item = 0;
+        if (!query_asked) {
+          barrier_wait(query_empty, query_phase);
+          query_phase ^= 1;
+          loader.load_query(loader.item, query_full);
+        }
+        query_asked = false;
+      }
+      barrier_wait(empty + 8 * stage, phase);
+      loader.issue(stage);
+      // The consumers hold this item's query in registers once its first stage has come round: ask for the next one now.
+      if (kQueryInRegisters && !query_asked && since_item++ >= STAGES && loader.next_is_ahead) {
+        barrier_wait(query_empty, query_phase);
+        query_phase ^= 1;
+        loader.load_query(p.items[loader.index + 1], query_full);
+        query_asked = true;
+      }
+      if (++stage == STAGES) { stage = 0; phase ^= 1; }
+    }
+    copy_async_wait_all();
+    return;
+  }
+#else
+  Loader loader(p, shared, full, tid, start);
+  wait_for_previous_kernels();
+  int load_stage = 0, issued = 0;
+  loader.load_query(loader.item, query_full);
+  for (; issued < STAGES && loader.left > 0 && !loader.at_item_end(); issued++) {
+    loader.issue(load_stage);
+    if (++load_stage == STAGES) load_stage = 0;
+  }
+#endif
+
+  const int k_warp = warp % kKSplit, group = warp / kKSplit, l7 = lane & 7, quad_row = lane >> 2, quad_column = (lane & 3) * 2;
+  // B operand of QK (rows of K): the chunk of the warp's first k16 step, swizzled.
+  const u32 key_chunk = ((2 * k_warp + ((lane >> 3) & 1)) ^ l7) << 4;
+  const u32 key_base = shared + kKvOffset + (l7 + ((lane >> 4) << 3)) * kRowBytes;
+  const u32 score_write = shared + kScoreOffset + ((k_warp * ROW_TILE + quad_row) * kScorePitch + group * KV_TILE + quad_column) * 4;
+  // Softmax: a lane owns kLaneColumns columns of one row; spare lanes shadow the last row and write nothing.
+  const bool row_owner = lane / kLanesPerRow < kWarpRows;
+  const int own_row = warp * kWarpRows + min(lane / kLanesPerRow, kWarpRows - 1), own_column = lane % kLanesPerRow * kLaneColumns;
+  const u32 score_read = shared + kScoreOffset + (own_row * kScorePitch + own_column) * 4;
+  // PV: A operand P, B operand V transposed on load.
+  const u32 probability_base = shared + kProbabilityOffset + (l7 + ((lane >> 3) & 1) * 8) * kProbabilityPitch + ((lane >> 4) << 4);
+  const u32 value_base = shared + kKvOffset + (l7 + ((lane >> 3) & 1) * 8) * kRowBytes;
+  u32 value_chunk[kColumnTiles];
+#pragma unroll
+  for (int j = 0; j < kColumnTiles; j++) {
+    const int c = warp * (kWarpColumns / 8) + 2 * j + (lane >> 4);
+    value_chunk[j] = (c >> 3) * 128 + (((c & 7) ^ l7) << 4);
+  }
+  const u32 query_base = shared + kQueryOffset + (l7 + ((lane >> 3) & 1) * 8) * kRowBytes;
+  const u32 query_chunk = ((2 * k_warp + (lane >> 4)) ^ l7) << 4;
+
+  u32 query[kQueryInRegisters ? kSteps : 1][4];
+  float out[kRowTiles16][kColumnTiles * 2][4];
+#pragma unroll
+  for (int a = 0; a < kRowTiles16; a++)
+#pragma unroll
+    for (int b = 0; b < kColumnTiles * 2; b++) out[a][b][0] = out[a][b][1] = out[a][b][2] = out[a][b][3] = 0.f;
+  float row_max = kStartMax, row_sum = 0.f;
+  const float score_factor = p.softcap > 0.f ? 2.f * kLog2E * p.scale / p.softcap : p.scale * kLog2E;
+
+  int stage = 0, phase = 0, query_phase = 0, left = start.count;
+  int tile = 0, tile_first = 0, tile_end = 0, segment_first = 0, row0 = 0, rows = 0, part = 0;   // of the current item
+  int visible_from = 0, visible_to = 0;                                                          // of the own row
+  bool new_item = true, first_segment = true;
+#pragma unroll 1
+  while (left > 0) {
+    if (new_item) {
+      barrier_wait(query_full, query_phase);
+      query_phase ^= 1;
+      const int4 a = load_s32x4(shared + kItemOffset), b = load_s32x4(shared + kItemOffset + 16);
+      row0 = a.x + row_tile * ROW_TILE;
+      rows = a.y - row_tile * ROW_TILE;
+      part = b.z;
+      const int position = a.z + (a.w + row_tile * ROW_TILE + own_row) / p.num_heads;
+      visible_from = visible_begin(position, p.local_window_size);
+      visible_to = own_row < rows ? (p.causal ? position + 1 : b.x) : 0;
+      tile_first = visible_begin(a.z + a.w / p.num_heads, p.local_window_size) / KV_TILE;
+      tile_end = tile_first + b.y;
+      tile = tile_first + (first_segment ? start.offset : 0);
+      segment_first = tile;
+      new_item = false;
+      if (kQueryInRegisters) {
+#pragma unroll
+        for (int j = 0; j < kSteps; j++) load_matrix_x4(query[j], step_address(query_base, query_chunk, j));
+        __syncwarp();
+        if (lane == 0) barrier_arrive(query_empty);
+      }
+    }
+    // A compute tile is `pair` load tiles of one segment.
+    int segment_left = min(tile_end - tile, left);
+    if (p.chunk) segment_left = min(segment_left, p.chunk - tile % p.chunk);
+    const int pair = min(segment_left, kGroups);
+    const bool segment_end = segment_left == pair, item_end = tile + pair == tile_end;
+    const bool whole = segment_first == tile_first && item_end;
+    int stages[kGroups], phases[kGroups];
+#pragma unroll
+    for (int h = 0; h < kGroups; h++) {
+      const bool wrap = stage + h >= STAGES;
+      stages[h] = wrap ? stage + h - STAGES : stage + h;
+      phases[h] = phase ^ (wrap ? 1 : 0);
+    }
+
+    // ---- S = Q K^T, a quarter of the reduction a warp ----
+    if (group < pair) {
+      const int own_stage = pick(stages, group);
+      barrier_wait(full + 8 * own_stage, pick(phases, group));
+      const u32 key = key_base + own_stage * (KV_TILE * kRowBytes);
+      constexpr int kPass = kRowTiles16 <= 2 ? kScoreTiles / 2 : 1;   // n16 blocks at a time: tall tiles lack registers
+#pragma unroll
+      for (int n0 = 0; n0 < kScoreTiles / 2; n0 += kPass) {
+        float s[kRowTiles16][kPass * 2][4];
+#pragma unroll
+        for (int a = 0; a < kRowTiles16; a++)
+#pragma unroll
+          for (int b = 0; b < kPass * 2; b++) s[a][b][0] = s[a][b][1] = s[a][b][2] = s[a][b][3] = 0.f;
+#pragma unroll
+        for (int j = 0; j < kSteps; j++) {
+          u32 q[kRowTiles16][4];
+#pragma unroll
+          for (int a = 0; a < kRowTiles16; a++)
+            if (!kQueryInRegisters) load_matrix_x4(q[a], step_address(query_base, query_chunk, j) + a * 16 * kRowBytes);
+#pragma unroll
+          for (int n = 0; n < kPass; n++) {
+            u32 b[4];
+            load_matrix_x4(b, step_address(key, key_chunk, j) + (n0 + n) * 16 * kRowBytes);
+#pragma unroll
+            for (int a = 0; a < kRowTiles16; a++) {
+              const u32* qa = kQueryInRegisters ? query[j] : q[a];
+              mma_m16n8k16(s[a][2 * n], qa, b[0], b[1]);
+              mma_m16n8k16(s[a][2 * n + 1], qa, b[2], b[3]);
+            }
+          }
+        }
+#pragma unroll
+        for (int a = 0; a < kRowTiles16; a++)
+#pragma unroll
+          for (int b = 0; b < kPass * 2; b++) {
+            const u32 at = score_write + (a * 16 * kScorePitch + (n0 * 2 + b) * 8) * 4;
+            store_f32x2(at, s[a][b][0], s[a][b][1]);
+            store_f32x2(at + 8 * kScorePitch * 4, s[a][b][2], s[a][b][3]);
+          }
+      }
+    }
+    if (!kQueryInRegisters && !kSelfLoading && item_end) {
+      __syncwarp();
+      if (lane == 0) barrier_arrive(query_empty);
+    }
+    named_barrier_sync<kConsumers>();                             // S partials are there; the last tile's V is read
+#if !PRODUCER_WARPS
+    // Every warp is past the last compute tile, so its stages are free; at an item's end, so is the query.
+    if (item_end && left > pair) {
+      loader.next_item();
+      loader.load_query(loader.item, query_full);
+    }
+    for (; issued < STAGES && loader.left > 0 && !loader.at_item_end(); issued++) {
+      loader.issue(load_stage);
+      if (++load_stage == STAGES) load_stage = 0;
+    }
+#endif
+
+    // ---- softmax over whole rows ----
+    {
+      float x[kLaneColumns], mask[kLaneColumns];
+      const int h = own_column / KV_TILE;
+      const int own_stage = pick(stages, h);
+#pragma unroll
+      for (int c = 0; c < kLaneColumns; c++) x[c] = 0.f;
+#pragma unroll
+      for (int k = 0; k < kKSplit; k++)
+#pragma unroll
+        for (int c = 0; c < kLaneColumns; c += 4) {
+          const float4 v = load_f32x4(score_read + (k * ROW_TILE * kScorePitch + c) * 4);
+          x[c] += v.x; x[c + 1] += v.y; x[c + 2] += v.z; x[c + 3] += v.w;
+        }
+#pragma unroll
+      for (int c = 0; c < kLaneColumns; c += 4) {
+        const float4 v = load_f32x4(shared + kMaskOffset + (own_stage * KV_TILE + own_column % KV_TILE + c) * 4);
+        mask[c] = v.x; mask[c + 1] = v.y; mask[c + 2] = v.z; mask[c + 3] = v.w;
+      }
+      const int position = tile * KV_TILE + own_column;
+      const bool there = h < pair;                                // an absent load tile is masked, its stale bytes unused
+      float top = kStartMax;
+#pragma unroll
+      for (int c = 0; c < kLaneColumns; c++) {
+        const bool seen = there && mask[c] == 0.f && position + c >= visible_from && position + c < visible_to;
+        float y = x[c] * score_factor;
+        if (p.softcap > 0.f) y = p.softcap * kLog2E * (1.f - 2.f * reciprocal_fast(exp2_fast(y) + 1.f));   // tanh
+        x[c] = seen ? y : kMasked;
+        top = fmaxf(top, x[c]);
+      }
+#pragma unroll
+      for (int d = kLanesPerRow / 2; d; d >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
+      const float new_max = fmaxf(row_max, top), rescale = exp2_fast(row_max - new_max);
+      row_max = new_max;
+      float sum = 0.f;
+#pragma unroll
+      for (int c = 0; c < kLaneColumns; c += 4) {
+        const float p0 = exp2_fast(x[c] - new_max), p1 = exp2_fast(x[c + 1] - new_max);
+        const float p2 = exp2_fast(x[c + 2] - new_max), p3 = exp2_fast(x[c + 3] - new_max);
+        sum += (p0 + p1) + (p2 + p3);
+        if (row_owner)
+          store_u32x2(shared + kProbabilityOffset + own_row * kProbabilityPitch + (own_column + c) * 2, pack_pair(p0, p1), pack_pair(p2, p3));
+      }
+      row_sum = row_sum * rescale + sum;
+      float inverse = 0.f;
+      if (segment_end) {
+        float l = row_sum;
+#pragma unroll
+        for (int d = kLanesPerRow / 2; d; d >>= 1) l += __shfl_xor_sync(~0u, l, d);
+        inverse = l > 0.f ? 1.f / l : 0.f;
+        if (row_owner && lane % kLanesPerRow == 0) {
+          const float lse = row_max + log2_fast(l);
+          if (!whole) {
+            const i64 slot = p.chunk ? part + tile / p.chunk - tile_first / p.chunk : 2 * slice + (first_segment ? 0 : 1);
+            p.partial_lse[(slot * p.row_tiles + row_tile) * ROW_TILE + own_row] = l > 0.f ? lse : kStartMax;
+          } else if (p.lse && own_row < rows) {
+            p.lse[(i64)row0 + own_row] = l > 0.f ? lse * kLn2 : kMinusInfinity;
+          }
+        }
+        row_max = kStartMax;
+        row_sum = 0.f;
+      }
+      if (row_owner && lane % kLanesPerRow == 0) store_f32x2(shared + kFactorOffset + own_row * 8, rescale, inverse);
+    }
+    named_barrier_sync<kConsumers>();                             // P and the row factors are there
+
+    // ---- O = O * rescale + P V ----
+    float inverse[kRowTiles16][2];
+#pragma unroll
+    for (int a = 0; a < kRowTiles16; a++) {
+      const float2 low = load_f32x2(shared + kFactorOffset + (a * 16 + quad_row) * 8);
+      const float2 high = load_f32x2(shared + kFactorOffset + (a * 16 + quad_row + 8) * 8);
+      inverse[a][0] = low.y;
+      inverse[a][1] = high.y;
+      if (__any_sync(~0u, low.x != 1.f || high.x != 1.f)) {
+#pragma unroll
+        for (int b = 0; b < kColumnTiles * 2; b++) {
+          out[a][b][0] *= low.x; out[a][b][1] *= low.x; out[a][b][2] *= high.x; out[a][b][3] *= high.x;
+        }
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < kGroups; h++)
+      if (h < pair) {
+        const u32 value = value_base + stages[h] * (KV_TILE * kRowBytes);
+#pragma unroll
+        for (int k = 0; k < KV_TILE / 16; k++) {
+          u32 weights[kRowTiles16][4];
+#pragma unroll
+          for (int a = 0; a < kRowTiles16; a++)
+            load_matrix_x4(weights[a], probability_base + a * 16 * kProbabilityPitch + (h * (KV_TILE / 16) + k) * 32);
+#pragma unroll
+          for (int j = 0; j < kColumnTiles; j++) {
+            u32 b[4];
+            load_matrix_x4_transposed(b, value + value_chunk[j] + k * 16 * kRowBytes);
+#pragma unroll
+            for (int a = 0; a < kRowTiles16; a++) {
+              mma_m16n8k16(out[a][2 * j], weights[a], b[0], b[1]);
+              mma_m16n8k16(out[a][2 * j + 1], weights[a], b[2], b[3]);
+            }
+          }
+        }
+        if (!kSelfLoading) {
+          __syncwarp();
+          if (lane == 0) barrier_arrive(empty + 8 * stages[h]);
+        }
+      }
+    if (segment_end) {
+      // Neighbouring lanes trade halves so that a lane stores four neighbouring columns.
+      const bool odd = lane & 1;
+      const int column = warp * kWarpColumns + (odd ? 6 + quad_column : quad_column);
+      const i64 slot = p.chunk ? part + tile / p.chunk - tile_first / p.chunk : 2 * slice + (first_segment ? 0 : 1);
+      float* const partial = p.partial_output + ((slot * p.row_tiles + row_tile) * ROW_TILE + quad_row) * kVPadded + column;
+      const bool vectors = output_takes_vectors(p);
+#pragma unroll
+      for (int a = 0; a < kRowTiles16; a++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const int row = a * 16 + half * 8;
+          const bool live = row + quad_row < rows;
+          u16* const output = p.output + packed_row_offset(row0 + row + quad_row, p.num_heads, p.output_stride, V_HEAD_SIZE) + column;
+#pragma unroll
+          for (int b = 0; b < kColumnTiles * 2; b += 2) {
+            const float x0 = out[a][b][2 * half] * inverse[a][half], y0 = out[a][b][2 * half + 1] * inverse[a][half];
+            const float x1 = out[a][b + 1][2 * half] * inverse[a][half], y1 = out[a][b + 1][2 * half + 1] * inverse[a][half];
+            const float rx = __shfl_xor_sync(~0u, odd ? x0 : x1, 1), ry = __shfl_xor_sync(~0u, odd ? y0 : y1, 1);
+            const float4 v = odd ? make_float4(rx, ry, x1, y1) : make_float4(x0, y0, rx, ry);
+            if (!whole) {
+              *(float4*)(partial + row * kVPadded + b * 8) = v;
+            } else if (live) {
+              store_columns(output + b * 8, column + b * 8, v, vectors);
+            }
+            out[a][b][2 * half] = out[a][b][2 * half + 1] = out[a][b + 1][2 * half] = out[a][b + 1][2 * half + 1] = 0.f;
+          }
+        }
+      first_segment = false;
+    }
+    tile += pair;
+    left -= pair;
+    if (segment_end) segment_first = tile;
+    new_item = item_end;
+#if !PRODUCER_WARPS
+    issued -= pair;
+#endif
+    stage += pair;
+    if (stage >= STAGES) { stage -= STAGES; phase ^= 1; }
+  }
+#if !PRODUCER_WARPS
+  copy_async_wait_all();
+#endif
+}

@@ -1,0 +1,113 @@
+"""What a way to attend promises: its launches, their grids, and the scratch memory they share.
+
+All of it comes from the call, the bounds and the GPU, never from lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from paged_cuda._driver import DeviceProperties, Dim
+from paged_cuda.bounds import Bounds
+from paged_cuda.signature import KernelSignature
+from paged_cuda.workspace import WorkspaceLayout
+
+if TYPE_CHECKING:
+    from paged_schema import Call
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """One launch of a step.
+
+    Attributes:
+        signature: The kernel.
+        grid: Blocks, from bounds and the GPU.
+        block: Threads.
+        shared_bytes: Dynamic shared memory a block.
+        programmatic: Whether it may start before its predecessor ends; the kernel then waits by itself.
+        schedule: Whether it writes the schedule, which steps with the same lengths may share.
+    """
+
+    signature: KernelSignature
+    grid: Dim
+    block: Dim
+    shared_bytes: int = 0
+    programmatic: bool = False
+    schedule: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PathOptions:
+    """What a caller may fix beside the path.
+
+    Attributes:
+        row_tile: Packed query rows of a block; None: chosen.
+        split_rows: KV rows of a part, which makes results independent of the batch; 0: equal slices.
+        debug: Whether the kernels count violations.
+    """
+
+    row_tile: int | None = None
+    split_rows: int = 0
+    debug: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PathPlan:
+    """A path's own part of a step.
+
+    Attributes:
+        launches: After append, in order.
+        workspace: Regions of scratch memory, each named after the pointer in `AttentionParams` that gets its
+            address.
+        constants: Further fields of `AttentionParams` that the bounds fix.
+        description: The tiles, in words.
+    """
+
+    launches: tuple[LaunchSpec, ...]
+    workspace: WorkspaceLayout = field(default_factory=WorkspaceLayout)
+    constants: Mapping[str, int] = field(default_factory=dict)
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """All of one step.
+
+    Attributes:
+        path: Name of the way to attend.
+        reason: Why this one.
+        append: The launch that writes the cache.
+        attend: The path's part.
+    """
+
+    path: str
+    reason: str
+    append: LaunchSpec
+    attend: PathPlan
+
+    @property
+    def launches(self) -> tuple[LaunchSpec, ...]:
+        """All launches in order."""
+        return (self.append, *self.attend.launches)
+
+
+class AttendPath(Protocol):
+    """A way to attend."""
+
+    @property
+    def name(self) -> str:
+        """What `kernel=` calls it."""
+        ...
+
+    def refuses(self, call: Call, properties: DeviceProperties, options: PathOptions) -> str | None:
+        """Return why this path cannot serve the call on that GPU, or None."""
+        ...
+
+    def plan(
+        self, call: Call, bounds: Bounds, properties: DeviceProperties, options: PathOptions
+    ) -> PathPlan:
+        """Return the launches after append, the workspace and the constants."""
+        ...
