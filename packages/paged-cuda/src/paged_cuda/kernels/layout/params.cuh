@@ -20,18 +20,18 @@ struct AttentionParams {
   u64* violations;                        // debug kernels only, see layout/violations.cuh
   u8* workspace;                          // regions at the offsets that the path's kernels agree on
 
-  i64 query_stride;  // token to token
-  i64 key_stride;    // token to token
-  i64 output_stride; // token to token
-  i64 page_stride;   // block to block in the cache
-  i64 row_stride;    // slot to slot inside a block
-  i64 table_stride;  // sequence to sequence in the block table
+  i64 query_stride;   // token to token
+  i64 key_stride;     // token to token
+  i64 output_stride;  // token to token
+  i64 page_stride;    // block to block in the cache
+  i64 row_stride;     // slot to slot inside a block
+  i64 table_stride;   // sequence to sequence in the block table
 
   i32 tokens;
   i32 batch;
   i32 max_blocks;  // columns of the block table
   i32 num_blocks;
-  i32 block_shift; // log2(block_size)
+  i32 block_shift;  // log2(block_size)
   i32 num_heads;
   i32 head_size;
   i32 v_head_size;
