@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = "# The versions that nox installs. Made by tools/export_constraints.py; do not edit by hand.\n"
-# Only what the sessions use: another extra, such as one that needs torch, would move the versions of the rest.
+# Only what the sessions use: an extra that needs torch, say, would move the versions of the rest.
 GROUPS = ("test", "lint", "types", "docs")
 EXTRAS = ("onnx",)
 FORMAT = ["--quiet", "--universal", "--python-version", "3.11", "--upgrade", "--no-header", "--no-annotate"]
