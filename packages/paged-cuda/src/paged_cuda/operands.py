@@ -222,8 +222,8 @@ def check_addresses(operands: Operands, reach: Reach) -> None:
     """Check what changes from run to run with the same geometry.
 
     Raises:
-        ArgumentMismatch: A cache output is not the cache, an address is not aligned, or the output overlaps an
-            input.
+        ArgumentMismatch: A cache output is not the cache, an address is not aligned, or the output lies over
+            an input.
     """
     cache, out = operands.key_cache, operands.key_cache_out
     query, key, output = operands.query.pointer, operands.key.pointer, operands.output.pointer
