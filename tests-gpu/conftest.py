@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from datetime import UTC, datetime
@@ -90,7 +91,14 @@ def _record(session: pytest.Session) -> dict[str, Any]:
         "groups": {name: group.to_dict() for name, group in sorted(GROUPS.items())},
         "kernels": {kernel.signature.symbol: kernel.resources.to_dict() for kernel in kernels},
         "facts": FACTS,
+        "sanitizer": _sanitizer(),
     }
+
+
+def _sanitizer() -> list[str]:
+    """Return the summary lines of compute-sanitizer runs made before this one, if a file of them is named."""
+    named = os.environ.get("PAGED_SANITIZER_LOG")
+    return Path(named).read_text(encoding="utf-8").splitlines() if named else []
 
 
 def _version(name: str) -> str | None:

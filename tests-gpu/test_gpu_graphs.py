@@ -1,4 +1,4 @@
-"""One capture, many lengths: every replay equals an eager run bit for bit, and the oracle within tolerance."""
+"""One capture, many lengths: a replay equals an eager run bit for bit, and the oracle within tolerance."""
 
 import ctypes
 from collections import Counter

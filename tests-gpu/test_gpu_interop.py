@@ -113,3 +113,21 @@ def test_cpu_tensors_are_refused(stream: Stream) -> None:
     arrays = {**upload(problem, stream), "output": torch.zeros(3, 512, dtype=torch.bfloat16)}
     with pytest.raises(ArgumentMismatch, match="output"):
         op.run(**arrays, stream=stream)
+
+
+def test_cupy_arrays_and_streams() -> None:
+    cupy = pytest.importorskip("cupy")
+    problem = build(Case(**{**CASE.__dict__, "dtype": "float16"}))
+    want = reference(problem)
+    arrays = {name: cupy.asarray(array) for name, array in problem.inputs.items()}
+    output, lse = (
+        cupy.full(want.output.shape, np.nan, np.float16),
+        cupy.full(want.lse.shape, np.nan, np.float32),
+    )
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    op = PagedAttention(call_of(problem), bounds_of(problem)).prepare()
+    op.run(**arrays, output=output, lse=lse, stream=stream)
+    stream.synchronize()
+    got = Result(output.get(), arrays["key_cache"].get(), lse.get())
+    assert_close("arrays by CuPy", op.explain().path, got, want)

@@ -158,7 +158,7 @@ def test_admission_waits_for_pages_and_pages_are_used_again():
 
 def test_a_long_prefill_shares_its_steps_with_decodes():
     requests = [Request(0, "", (1, 2), 20, 0), Request(1, "", tuple(range(40)), 3, 2)]
-    _, records, _ = serve(requests, pool_geometry(requests, BLOCK, None, context=100), Limits(2, 12))
+    _, records, _ = serve(requests, pool_geometry(requests, BLOCK, 6, context=100), Limits(2, 12))
     assert sum(record.mixed for record in records) >= 3
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from paged_cuda import ArgumentMismatch, Device, DeviceArray, NoDriver, Stream, require_driver
+from paged_cuda import ArgumentMismatch, Device, DeviceArray, Stream
 from paged_cuda.dlpack import _exports, read_capsule
 from paged_cuda.stream import stream_handle
 from paged_cuda.testing import FakeDriver
@@ -151,12 +151,3 @@ def test_streams_are_read_from_whatever_names_one(device: Device) -> None:
     assert stream_handle(SimpleNamespace(ptr=8)) == 8
     with pytest.raises(ArgumentMismatch):
         stream_handle("default")
-
-
-def test_without_a_driver_the_error_says_what_to_do() -> None:
-    try:
-        require_driver()
-    except NoDriver as error:
-        assert error.expected
-        with pytest.raises(NoDriver):
-            DeviceArray.empty((1,), "int32")

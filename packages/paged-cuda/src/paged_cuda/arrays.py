@@ -20,6 +20,7 @@ from paged_cuda.errors import ArgumentMismatch
 from paged_cuda.stream import StreamLike, stream_handle
 
 Shape = tuple[int, ...]
+Geometry = tuple[Shape, Shape, str, int]
 
 
 class BufferLike(Protocol):
@@ -55,9 +56,10 @@ class DeviceArray:
         dtype: ONNX type name.
         ordinal: The GPU's number.
         owner: Kept alive with the array.
+        geometry: All but pointer and owner, as one value to compare; an array never changes.
     """
 
-    __slots__ = ("dtype", "ordinal", "owner", "pointer", "shape", "strides")
+    __slots__ = ("dtype", "geometry", "ordinal", "owner", "pointer", "shape", "strides")
 
     def __init__(
         self, pointer: int, shape: Shape, strides: Shape, dtype: str, ordinal: int, owner: object = None
@@ -68,6 +70,7 @@ class DeviceArray:
         self.dtype = dtype
         self.ordinal = ordinal
         self.owner = owner
+        self.geometry: Geometry = (shape, strides, dtype, ordinal)
 
     @classmethod
     def empty(cls, shape: Sequence[int], dtype: str, device: DeviceLike = None) -> DeviceArray:

@@ -21,7 +21,7 @@ from paged_cuda.device_plan import DeviceIndexPlan
 from paged_cuda.errors import ArgumentMismatch, NotPrepared
 from paged_cuda.explain import Explanation, KernelReport, floor_bytes
 from paged_cuda.loader import LoadedKernel, load_kernels
-from paged_cuda.operands import Geometry, OperandCheck, Operands, check_addresses, geometry_of
+from paged_cuda.operands import OperandCheck, Operands, Reach, StepGeometry, check_addresses, geometry_of
 from paged_cuda.params import AttentionParams
 from paged_cuda.launch_plan import LaunchSpec, PathOptions
 from paged_cuda.paths import choose_path
@@ -92,11 +92,13 @@ class PagedAttention:
         self._debug = debug
         self._params = _frozen_params(call)
         self._check = OperandCheck(call, bounds, self.device.ordinal)
-        self._geometry: tuple[Geometry, bool] | None = None
+        self._geometry: tuple[StepGeometry, bool] | None = None
+        self._reach = Reach(0, 0, 0, 0)
         self._kernels: list[LoadedKernel] = []
         self._launchers: list[Launcher] = []
         self._violations: DeviceMemory | None = None
-        self._pinned = False
+        # Whether memory of ours could be freed under a graph that somebody else captured.
+        self._loose = debug or self._step.workspace.nbytes > 0
 
     @property
     def workspace_bytes(self) -> int:
@@ -235,9 +237,9 @@ class PagedAttention:
                 raise ArgumentMismatch(
                     "presence", "slot_mapping", got, f"{expected}, as the call was checked with"
                 )
-            self._check.admit(operands, self._params, padded=padded)
+            self._reach = self._check.admit(operands, self._params, padded=padded)
             self._geometry = geometry
-        check_addresses(operands)
+        check_addresses(operands, self._reach)
 
     def _set_addresses(self, operands: Operands) -> None:
         params, rotary = self._params, self.call.rotary
@@ -259,9 +261,9 @@ class PagedAttention:
         driver = self.device.driver
         driver.push_context(self.device.context)
         try:
-            if not graph.retain(self, operands) and not self._pinned and driver.is_capturing(stream):
+            if not graph.retain(self, operands) and self._loose and driver.is_capturing(stream):
                 _immortal.append((self._workspace, self._violations))
-                self._pinned = True
+                self._loose = False
             self._params.schedule_settled = reuse_schedule
             for spec, launch in zip(self._step.launches, self._launchers, strict=True):
                 if not (reuse_schedule and spec.schedule):

@@ -20,7 +20,8 @@ from paged_cuda.signature import KernelSignature
 from paged_cuda.sources import kernel_source
 from paged_cuda.variants import variant_of
 
-_OPTIONS = ("--std=c++17", "-default-device", "--ptxas-options=-v")
+# NVRTC's own cache gives no log on a hit, and the log is where registers and spills stand.
+_OPTIONS = ("--std=c++17", "-default-device", "--no-cache", "--ptxas-options=-v")
 
 
 @dataclass(frozen=True, slots=True)

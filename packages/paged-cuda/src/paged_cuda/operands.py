@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from paged_cuda.arrays import DeviceArray, Shape
+from paged_cuda.arrays import DeviceArray, Geometry, Shape
 from paged_cuda.bounds import Bounds
 from paged_cuda.errors import ArgumentMismatch
 from paged_cuda.params import AttentionParams
@@ -37,12 +37,21 @@ class Operands(NamedTuple):
     lse: DeviceArray | None
 
 
-Geometry = tuple[tuple[Shape, Shape, str, int] | None, ...]
+StepGeometry = tuple[Geometry | None, ...]
 
 
-def geometry_of(operands: Operands) -> Geometry:
+def geometry_of(operands: Operands) -> StepGeometry:
     """Return all that `OperandCheck.admit` looks at, to be compared with an earlier run's."""
-    return tuple(a if a is None else (a.shape, a.strides, a.dtype, a.ordinal) for a in operands)
+    return tuple([None if array is None else array.geometry for array in operands])
+
+
+class Reach(NamedTuple):
+    """Bytes from the first to behind the last element; the same for every run of one geometry."""
+
+    query: int
+    key: int
+    key_cache: int
+    output: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +68,8 @@ class OperandCheck:
     bounds: Bounds
     ordinal: int
 
-    def admit(self, operands: Operands, params: AttentionParams, *, padded: bool) -> None:
-        """Check the geometry and write extents and strides into `params`.
+    def admit(self, operands: Operands, params: AttentionParams, *, padded: bool) -> Reach:
+        """Check the geometry, write extents and strides into `params` and return what each array spans.
 
         Args:
             operands: The arrays.
@@ -101,6 +110,9 @@ class OperandCheck:
         params.tokens, params.batch, params.max_blocks, params.num_blocks = tokens, batch, columns, blocks
         params.block_shift = block_size.bit_length() - 1
         params.rotary_rows = rotary_rows
+        return Reach(
+            _reach(operands.query), _reach(operands.key), _reach(operands.key_cache), _reach(operands.output)
+        )
 
     def _check_kinds(self, operands: Operands) -> None:
         dtype = self.call.dtype
@@ -206,49 +218,42 @@ def _distinct(array: DeviceArray) -> bool:
     return True
 
 
-def check_addresses(operands: Operands) -> None:
+def check_addresses(operands: Operands, reach: Reach) -> None:
     """Check what changes from run to run with the same geometry.
 
     Raises:
-        ArgumentMismatch: A cache output is not the cache, an address is not aligned, or the output overlaps
-        an input.
+        ArgumentMismatch: A cache output is not the cache, an address is not aligned, or the output lies over
+            an input.
     """
-    query, key, cache, output, out = (
-        operands.query,
-        operands.key,
-        operands.key_cache,
-        operands.output,
-        operands.key_cache_out,
-    )
-    if out is not None and (out.pointer, out.shape, out.strides) != (
-        cache.pointer,
-        cache.shape,
-        cache.strides,
+    cache, out = operands.key_cache, operands.key_cache_out
+    query, key, output = operands.query.pointer, operands.key.pointer, operands.output.pointer
+    if out is not None and (out.pointer != cache.pointer or out.geometry[:2] != cache.geometry[:2]):
+        got, wanted = f"another buffer at {out.pointer:#x}", "the very buffer of key_cache, updated in place"
+        raise ArgumentMismatch("alias", "key_cache_out", got, wanted)
+    if (query | key | cache.pointer) & 15 or operands.block_table.pointer & 3 or output & 1:
+        _refuse_alignment(operands)
+    end = output + reach.output
+    for name, first, nbytes in (
+        ("query", query, reach.query),
+        ("key", key, reach.key),
+        ("key_cache", cache.pointer, reach.key_cache),
     ):
-        got = f"another buffer at {out.pointer:#x}"
-        raise ArgumentMismatch(
-            "alias", "key_cache_out", got, "the very buffer of key_cache, which is updated in place"
-        )
-    if (query.pointer | key.pointer | cache.pointer) & 15:
-        name = next(n for n in ("query", "key", "key_cache") if getattr(operands, n).pointer & 15)
-        pointer = getattr(operands, name).pointer
-        raise ArgumentMismatch("alignment", name, f"{pointer:#x}", "an address that is a multiple of 16")
-    if operands.block_table.pointer & 3 or output.pointer & 1:
-        raise ArgumentMismatch(
-            "alignment", "output or block_table", "an odd address", "addresses of whole elements"
-        )
-    begin, end = _span(output)
-    for name, other in (("query", query), ("key", key), ("key_cache", cache)):
-        first, last = _span(other)
-        if begin < last and first < end:
+        if output < first + nbytes and first < end:
             raise ArgumentMismatch("overlap", "output", f"memory of {name}", "memory that no input uses")
 
 
-def _span(array: DeviceArray) -> tuple[int, int]:
-    """Return the addresses from the first element to behind the last; every type here has two bytes."""
-    last = 1
-    for extent, stride in zip(array.shape, array.strides, strict=True):
-        if extent == 0:
-            return array.pointer, array.pointer
-        last += (extent - 1) * stride
-    return array.pointer, array.pointer + 2 * last
+def _refuse_alignment(operands: Operands) -> None:
+    for name, step in (("query", 16), ("key", 16), ("key_cache", 16), ("block_table", 4), ("output", 2)):
+        pointer = getattr(operands, name).pointer
+        if pointer % step:
+            raise ArgumentMismatch(
+                "alignment", name, f"{pointer:#x}", f"an address that is a multiple of {step}"
+            )
+
+
+def _reach(array: DeviceArray) -> int:
+    """Return the bytes from the first element to behind the last."""
+    if 0 in array.shape:
+        return 0
+    steps = zip(array.shape, array.strides, strict=True)
+    return 2 * (1 + sum((extent - 1) * stride for extent, stride in steps))

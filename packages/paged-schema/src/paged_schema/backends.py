@@ -14,9 +14,11 @@ from paged_schema.facts import QUANTISED, known
 from paged_schema.inputs import Dim
 
 SHARED_MEMORY: Final = 48 * 1024
-LATENT_FIXED_FLOATS: Final = 64 + 256
-LATENT_FIXED_BYTES: Final = 256
+LATENT_FIXED_BYTES: Final = (64 + 256 + 64) * 4
+DECODE_FIXED_BYTES: Final = (128 + 256) * 4
 NO_SINK: Final = "head_sink is not implemented there"
+
+MAX_SPECULATIVE: Final = 8
 
 FLASH_BLOCK: Final = ((64, 256), (128, 128), (256, 64))
 """Head size up to which Flash on the paged cache asks for a multiple of which block size."""
@@ -43,6 +45,8 @@ class Problem:
         softcapped: Whether a softcap is set.
         causal: Whether the causal mask applies.
         metadata: Whether attention_metadata is given.
+        max_query: Its first entry, the bound on new tokens a sequence; 0 is no bound, None not known.
+        per_channel: Whether both caches are quantised by channel.
     """
 
     minor: int
@@ -61,6 +65,8 @@ class Problem:
     softcapped: bool
     causal: bool
     metadata: bool
+    max_query: int | None = None
+    per_channel: bool = False
 
     @property
     def quantised(self) -> bool:
@@ -95,7 +101,16 @@ def latent_shared_bytes(head_size: int, v_head_size: int) -> int:
     >>> latent_shared_bytes(576, 512)
     5888
     """
-    return (head_size + v_head_size + LATENT_FIXED_FLOATS) * 4 + LATENT_FIXED_BYTES
+    return (head_size + v_head_size) * 4 + LATENT_FIXED_BYTES
+
+
+def decode_shared_bytes(head_size: int) -> int:
+    """Shared memory in bytes that ORT's paged decode kernel takes for one block of threads.
+
+    >>> decode_shared_bytes(5952)
+    49152
+    """
+    return 2 * head_size * 4 + DECODE_FIXED_BYTES
 
 
 def flash_paged(p: Problem) -> list[str]:
@@ -131,8 +146,11 @@ def _flash_common(p: Problem) -> list[str]:
 def paged_decode(p: Problem) -> list[str]:
     """Return what rules out the paged decode kernel."""
     reasons = []
-    if p.decode is False:
+    if p.decode is False and not _int4_speculative(p):
         reasons.append(f"{p.tokens} tokens are more than {p.batch} sequences")
+    if p.head_size is not None and decode_shared_bytes(p.head_size) > SHARED_MEMORY:
+        needed = decode_shared_bytes(p.head_size)
+        reasons.append(f"{needed} bytes of shared memory are more than {SHARED_MEMORY}")
     if p.minor == 30 and not p.causal:
         reasons.append("non-causal needs Flash in ORT 1.30")
     return reasons
@@ -155,30 +173,49 @@ def memory_efficient(p: Problem) -> list[str]:
 
 def xqa(p: Problem) -> list[str]:
     """Return what rules out XQA, the decode kernel for quantised caches."""
-    sizes = (64, 128) if p.minor == 29 else (64, 128, 256)
-    groups = (4, 8, 16, 32) if p.minor == 29 else (4, 6, 8, 16, 32)
     needed = 89 if p.cache_dtype == "float8e4m3fn" else 80
     block = known(p.block_size)
     checks = (
         (not p.quantised, "the cache is not quantised"),
         (p.sm < needed, f"sm_{p.sm} is below sm_{needed}"),
         (
-            p.head_size is not None and p.head_size not in sizes,
-            f"head size {p.head_size} is not one of {sizes}",
+            not _xqa_shape(p),
+            f"no kernel for head size {p.head_size} with {p.group_size} query heads a KV head",
         ),
-        (p.group_size not in groups, f"{p.group_size} query heads a KV head is not one of {groups}"),
         (block is not None and block % 128 != 0, f"block size {block} is not a multiple of 128"),
         (p.softcapped, "softcap is set"),
-        (not p.causal, "the mask is not causal"),
-        (_uneven(p), f"{p.tokens} tokens are not one for each of {p.batch} sequences"),
+        (p.minor == 30 and not p.causal and not _xqa_speculates(p), "the mask is not causal"),
+        (not _one_each(p) and not _xqa_speculates(p), "not one new token for each sequence"),
     )
     return [reason for ruled_out, reason in checks if ruled_out]
+
+
+def _xqa_shape(p: Problem) -> bool:
+    if p.cache_dtype == "uint8":
+        return (p.head_size in (None, 256), p.group_size, p.dtype, p.per_channel) == (
+            True,
+            6,
+            "float16",
+            True,
+        )
+    sizes, groups = ((64, 128), (4, 8, 16, 32)) if p.minor == 29 else ((64, 128, 256), (4, 6, 8, 16, 32))
+    return p.group_size in groups and (p.head_size is None or p.head_size in sizes)
+
+
+def _xqa_speculates(p: Problem) -> bool:
+    """Return whether XQA takes 2 to 8 new tokens a sequence, which needs the host's bound."""
+    if p.minor < 30 or p.group_size != 6 or p.dtype != "float16" or not p.metadata:
+        return False
+    if p.head_size == 128:
+        return p.minor >= 31 and p.cache_dtype == "int8" and _few_tokens(p)
+    return p.head_size in (None, 256) and _few_tokens(p)
 
 
 def cudnn(p: Problem) -> list[str]:
     """Return what rules out cuDNN's paged attention (ORT 1.31, from its pull request's text)."""
     checks = (
         (p.minor < 31, "ORT has it from 1.31"),
+        (True, "it is off unless ORT_ENABLE_CUDNN_FLASH_ATTENTION is 1"),
         (p.sm < 90, f"sm_{p.sm} is below sm_90"),
         (p.quantised, "the cache is quantised"),
         (p.windowed, "a window is set"),
@@ -186,7 +223,7 @@ def cudnn(p: Problem) -> list[str]:
         (p.sink, "head_sink is given"),
         (not p.metadata, "attention_metadata is not given"),
         (not p.causal, "the mask is not causal"),
-        (_uneven(p), f"{p.tokens} tokens are not one for each of {p.batch} sequences"),
+        (not _one_each(p), "not one new token for each sequence"),
     )
     return [reason for ruled_out, reason in checks if ruled_out]
 
@@ -201,9 +238,24 @@ def latent(p: Problem) -> list[str]:
     return [f"{needed} bytes of shared memory are more than {SHARED_MEMORY}"]
 
 
-def _uneven(p: Problem) -> bool:
+def _int4_speculative(p: Problem) -> bool:
+    """Return whether the INT4 decode kernel takes several tokens a sequence."""
+    return p.cache_dtype == "uint8" and p.metadata and _few_tokens(p)
+
+
+def _few_tokens(p: Problem) -> bool:
+    """Return whether the host's bound allows 2 to 8 new tokens a sequence, as far as it is known."""
+    tokens = known(p.tokens)
+    if p.max_query is None or (p.max_query == 0 and tokens is None):
+        return True
+    bound = min(p.max_query or tokens or 0, tokens or p.max_query)
+    return 2 <= bound <= MAX_SPECULATIVE
+
+
+def _one_each(p: Problem) -> bool:
     tokens, batch = known(p.tokens), known(p.batch)
-    return tokens is not None and batch is not None and tokens != batch
+    even = tokens is None or batch is None or tokens == batch
+    return even and (p.max_query in (None, 0, 1) or tokens == 1)
 
 
 UNQUANTISED: Final = (
@@ -214,6 +266,7 @@ UNQUANTISED: Final = (
 )
 QUANTISED_DECODE: Final = (("XQA", xqa), ("paged decode", paged_decode))
 QUANTISED_PREFILL: Final = (
+    ("XQA", xqa),
     ("Flash over a gathered copy", flash_gather),
     ("memory-efficient", memory_efficient),
 )
@@ -226,9 +279,11 @@ def attempts(p: Problem) -> tuple[tuple[str, list[str]], ...]:
     if not p.quantised:
         order: tuple[tuple[str, Callable[[Problem], list[str]]], ...] = UNQUANTISED
     elif p.decode is None:
-        order = QUANTISED_DECODE + QUANTISED_PREFILL
+        order = QUANTISED_DECODE + QUANTISED_PREFILL[1:]
+    elif (p.decode or _int4_speculative(p)) and (p.causal or p.minor != 30):
+        order = QUANTISED_DECODE
     else:
-        order = QUANTISED_DECODE if p.decode else QUANTISED_PREFILL
+        order = QUANTISED_PREFILL
     return tuple((name, test(p)) for name, test in order)
 
 

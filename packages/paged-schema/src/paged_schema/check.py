@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from paged_schema import rules
 from paged_schema.attributes import PagedAttentionAttributes
@@ -16,6 +16,10 @@ from paged_schema.capability import Capability, require
 from paged_schema.errors import InvalidArgument, NotImplementedMode, PagedSchemaError
 from paged_schema.facts import Facts, RunValues, Target
 from paged_schema.inputs import PagedAttentionInputs, PagedAttentionOutputs, TensorSpec
+from paged_schema.strict import check_values
+
+if TYPE_CHECKING:
+    from paged_schema.strict import AnyArray
 
 ORT_VERSIONS: Final = ("1.29", "1.30", "1.31", "1.32")
 PROVIDERS: Final = ("cuda", "webgpu", "cpu", "paged-cuda")
@@ -34,6 +38,7 @@ def check(
     extensions: Iterable[str] = NO_EXTENSIONS,
     sm: int = 80,
     values: RunValues | None = None,
+    strict: Mapping[str, AnyArray | None] | None = None,
 ) -> Call:
     """Check one node and resolve it.
 
@@ -46,6 +51,7 @@ def check(
         extensions: What to admit beyond ORT. `float32` admits float32 queries and caches.
         sm: Compute capability as major * 10 + minor, for the rules that depend on it.
         values: Host values, for the rules that read them.
+        strict: NumPy arrays by schema name; their values are checked beyond what ORT checks.
 
     Returns:
         The checked call.
@@ -69,7 +75,10 @@ def check(
         target, attributes, inputs.slots(), outputs.slots() if outputs else ONE_OUTPUT, values=values
     )
     run_rules(facts)
-    return require_provider(resolve(facts, inputs, f"1.{target.minor}", outputs is not None))
+    call = require_provider(resolve(facts, inputs, f"1.{target.minor}", outputs is not None))
+    if strict is not None:
+        check_values(call, strict)
+    return call
 
 
 def require_provider(call: Call) -> Call:

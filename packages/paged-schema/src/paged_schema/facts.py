@@ -91,6 +91,7 @@ class Facts:
         latent, packed: Layout and mode as the kernel picks them.
         tokens: `query` dimension 0.
         hidden: `query` dimension 1.
+        row_heads: Heads in one row of `query`.
         hs: Head size from the query.
         vhs: Value head size in effect.
         bs, nb: Block size and block count.
@@ -103,7 +104,7 @@ class Facts:
         "explicit_scale", "head_sink", "hidden", "hs", "input_slots", "inputs", "int4", "k_cache_dtype",
         "k_norm_weight", "k_quant", "k_scale", "key", "key_cache", "kinds", "kvh", "latent",
         "metadata_spec", "nb", "nh", "outputs", "packed", "past_seqlens", "q_norm_weight", "query", "rd",
-        "rotary_offset", "scale", "sin_cache", "slot_mapping", "softcap", "target", "tokens",
+        "rotary_offset", "row_heads", "scale", "sin_cache", "slot_mapping", "softcap", "target", "tokens",
         "v_cache_dtype", "v_head_size", "v_quant", "v_scale", "value", "value_cache", "values", "vhs",
         "window",
     )  # fmt: skip
@@ -162,9 +163,14 @@ class Facts:
         self.hidden: int | None = None
         if query is not None and len(query) == 2:
             self.tokens = query[0]
-            self.hidden = known(query[1])
-        heads = self.nh + 2 * self.kvh if self.packed else self.nh
-        self.hs = self.hidden // heads if self.hidden is not None and heads > 0 else None
+            width = known(query[1])
+            self.hidden = None if width is None else int32(width)
+        self.row_heads = self.nh
+        if self.packed:
+            # ORT added the packed heads in 32 bits before 1.31.
+            heads = self.nh + 2 * self.kvh
+            self.row_heads = int32(heads) if self.target.minor < 31 else heads
+        self.hs = None if self.hidden is None else _quotient(self.hidden, self.row_heads)
         self.vhs = self.v_head_size or self.hs
         cache = self.key_cache
         self.int4 = cache is not None and cache.dtype == "uint8"
@@ -200,6 +206,13 @@ class Facts:
     def causal(self) -> bool:
         """Whether the causal mask applies."""
         return self.attributes.is_causal is None or self.attributes.is_causal == 1
+
+
+def _quotient(dividend: int, divisor: int) -> int | None:
+    # C truncates towards zero; a zero divisor is a rule's business.
+    if divisor == 0:
+        return None
+    return dividend // divisor if divisor > 0 else -(dividend // -divisor)
 
 
 def _batch(facts: Facts) -> Dim:

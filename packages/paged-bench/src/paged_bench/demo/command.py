@@ -6,6 +6,7 @@ import sys
 
 from paged_kv import KVCacheManager, PageGeometry
 from rich.console import Console
+from rich.markup import escape
 
 from paged_bench.demo.backend import BackendSpec
 from paged_bench.demo.config import LlamaConfig, read_config
@@ -28,7 +29,7 @@ from paged_bench.demo.usage import RunTotals
 from paged_bench.demo.weights import read_weights
 
 # Prompt tokens of one step beyond one a sequence: keeps a step short while the others decode.
-_PREFILL_TOKENS = 64
+_PREFILL_TOKENS = 32
 
 
 def run(options: DemoOptions) -> int:
@@ -103,7 +104,5 @@ def _spec(
 
 def _headline(file: GgufFile, selection: Selection, options: DemoOptions) -> str:
     backend = selection.backend
-    return (
-        f"{file.path.name}: backend [bold]{backend.name}[/] on {backend.device} ({selection.reason}), "
-        f"{options.layout} layout, {selection.dtype}, pages of {options.block_size} tokens"
-    )
+    details = f" on {backend.device} ({selection.reason}), {options.layout} layout, {selection.dtype}"
+    return f"{escape(file.path.name)}: backend [bold]{backend.name}[/]{escape(details)}"

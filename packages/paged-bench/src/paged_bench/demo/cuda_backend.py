@@ -32,13 +32,13 @@ def cuda_call(spec: BackendSpec) -> Call:
         value=TensorSpec(spec.dtype, ("tokens", kv_width)) if has_values else None,
         key_cache=cache,
         value_cache=cache if has_values else None,
-        cumulative_sequence_length="int32[offsets]",
-        past_seqlens="int32[batch]",
-        block_table="int32[batch, columns]",
+        cumulative_sequence_length=TensorSpec.parse("int32[offsets]"),
+        past_seqlens=TensorSpec.parse("int32[batch]"),
+        block_table=TensorSpec.parse("int32[batch, columns]"),
         cos_cache=tables,
         sin_cache=tables,
-        slot_mapping="int32[tokens]",
-        attention_metadata="int32[3]",
+        slot_mapping=TensorSpec.parse("int32[tokens]"),
+        attention_metadata=TensorSpec.parse("int32[3]"),
     )
     call = check(attributes, inputs, provider="cuda")
     require(call, Capability.paged_cuda())

@@ -6,6 +6,7 @@ keeps one row a token in one cache, the value heads then the key heads, and one 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -143,4 +144,7 @@ class LatentLayout:
         return self._map.outputs(output)
 
 
-LAYOUTS = {"separate": SeparateLayout, "latent": LatentLayout}
+LAYOUTS: dict[str, Callable[[LlamaConfig], CacheLayout]] = {
+    "separate": SeparateLayout,
+    "latent": LatentLayout,
+}

@@ -1,7 +1,7 @@
 """How many pages a run gets.
 
-By default the pool holds the longest sequence and about half of what all sequences want together, so
-that a run of several prompts shows admission waiting and pages used again.
+By default the pool holds the longest sequence and less than all sequences want together, so that a run
+of several prompts shows admission waiting and pages used again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from paged_kv import PageGeometry
 from paged_bench.demo.requests import Request
 from paged_bench.errors import PromptError
 
-_SHARE = 0.5
+_SHARE = 0.7
 
 
 def pages_for(request: Request, block_size: int) -> int:

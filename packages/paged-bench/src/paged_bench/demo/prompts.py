@@ -14,20 +14,18 @@ DEFAULT_MAX_NEW = 32
 BUILT_IN: tuple[tuple[str, int], ...] = (
     ("The capital of France is", 24),
     ("Once upon a time, in a small village,", 48),
-    ("Write one sentence about the sea.", 16),
+    ("<|im_start|>user\nWrite one sentence about the sea.<|im_end|>\n<|im_start|>assistant\n", 26),
     ("The three primary colors are", 20),
     (
         "A page table maps the tokens of a sequence to fixed-size pages of memory. A sequence takes a new "
         "page when its last page is full, and gives all of them back when it ends. Because every page has "
-        "the same size, any free page serves any sequence, and no memory is lost between them. A batch of "
-        "sequences therefore shares one pool, and a sequence that does not fit waits until another one ends. "
-        "In short, the advantage of paging is that",
+        "the same size, any free page serves any sequence. In short, the advantage of paging is that",
         40,
     ),
-    ("Water boils at", 12),
+    ("Water boils at", 14),
     ("def fibonacci(n):", 36),
-    ("The opposite of hot is", 8),
-    ("In the year 1969,", 28),
+    ("The opposite of hot is", 10),
+    ("In the year 1969,", 44),
     ("<|im_start|>user\nName two planets.<|im_end|>\n<|im_start|>assistant\n", 32),
 )
 

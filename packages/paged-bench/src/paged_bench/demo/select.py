@@ -52,7 +52,7 @@ def select_backend(choice: str, dtype: str | None, spec: BackendSpec) -> Selecti
     try:
         return _cuda(dtype, spec, "a GPU is here")
     except BackendError as error:
-        return _oracle(dtype, spec, f"no CUDA: {error.problem}")
+        return _oracle(dtype, spec, f"no CUDA, {error.problem}")
     except NotImplementedMode:
         return _oracle(dtype, spec, f"the CUDA op has no kernel for the {spec.layout.name} layout")
 
@@ -73,5 +73,5 @@ def _cuda(dtype: str | None, spec: BackendSpec, reason: str) -> Selection:
     try:
         require_driver()
     except NoDriver as error:
-        raise BackendError("--backend cuda", " ".join(str(error).split())) from error
+        raise BackendError("--backend cuda", f"{error.subject}: {error.got}", error.expected) from error
     return Selection(CudaBackend(wanted, call), chosen, reason)

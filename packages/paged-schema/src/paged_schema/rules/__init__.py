@@ -6,7 +6,6 @@ Importing the modules in this order is what puts the rules in order.
 # isort: off
 from paged_schema.rules import load as load
 from paged_schema.rules import build as build
-from paged_schema.rules import int4 as int4
 from paged_schema.rules import run as run
 from paged_schema.rules import quantisation as quantisation
 from paged_schema.rules import select as select

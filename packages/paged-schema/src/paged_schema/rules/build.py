@@ -87,13 +87,13 @@ def _(f: Facts) -> Fault | None:
     return None
 
 
-@rule("C07", "build", "v_head_size is not negative", "EXCEPTION", providers=KERNELS)
+@rule("C07", "build", "v_head_size, cut to 32 bits, is not negative", "EXCEPTION", providers=KERNELS)
 def _(f: Facts) -> Fault | None:
-    size = f.attributes.v_head_size
+    size = f.v_head_size
     return None if size >= 0 else Fault("v_head_size", size, "0 or above")
 
 
-@rule("C08", "build", "rotary_offset is not negative", "EXCEPTION", providers=KERNELS)
+@rule("C08", "build", "rotary_offset, cut to 32 bits, is not negative", "EXCEPTION", providers=KERNELS)
 def _(f: Facts) -> Fault | None:
-    offset = f.attributes.rotary_offset
+    offset = f.rotary_offset
     return None if offset >= 0 else Fault("rotary_offset", offset, "0 or above")

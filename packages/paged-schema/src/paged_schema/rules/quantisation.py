@@ -64,14 +64,22 @@ def _elements(scale: TensorSpec) -> int | None:
     return None if None in dims else math.prod(dim for dim in dims if dim is not None)
 
 
-@rule(
-    "R17", "run", "k_cache_dtype and v_cache_dtype are empty or name the storage", INVALID, providers=KERNELS
+@group(
+    Rule(
+        "R17",
+        "run",
+        "k_cache_dtype and v_cache_dtype are empty or name the storage",
+        INVALID,
+        providers=KERNELS,
+    ),
+    Rule("I02", "run", "INT4: k_cache_dtype and v_cache_dtype say int4", "FAIL", since=30, providers=KERNELS),
 )
 def _(f: Facts) -> Fault | None:
-    storage = "int4" if f.int4 else f.cache_dtype
     for name, given in (("k_cache_dtype", f.k_cache_dtype), ("v_cache_dtype", f.v_cache_dtype)):
-        if given and storage != UNDEFINED and given != storage:
-            return Fault(name, given, f"empty or {storage}, as the cache is stored")
+        if f.int4 and given != "int4":
+            return Fault(name, given, "int4 for a uint8 cache", "I02")
+        if given and not f.int4 and f.cache_dtype != UNDEFINED and given != f.cache_dtype:
+            return Fault(name, given, f"empty or {f.cache_dtype}, as the cache is stored", "R17")
     return None
 
 
@@ -86,3 +94,10 @@ def _(f: Facts) -> Fault | None:
     if len(spec.shape) == 1 and (known(spec.shape[0]) is None or spec.shape[0] in lengths):
         return None
     return Fault("attention_metadata", str(spec), f"rank 1 of {' or '.join(map(str, lengths))} entries")
+
+
+@rule("X07", "run", "the head counts are not negative when cut to 32 bits", "CRASH", providers=KERNELS)
+def _(f: Facts) -> Fault | None:
+    if f.nh > 0 and f.kvh > 0:
+        return None
+    return Fault("num_heads", (f.attributes.num_heads, f.attributes.kv_num_heads), "head counts below 2**31")

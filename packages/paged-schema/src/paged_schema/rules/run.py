@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from paged_schema.facts import Facts, known
-from paged_schema.inputs import Dim, TensorSpec
+from paged_schema.facts import Facts, int32, known
+from paged_schema.inputs import TensorSpec
 from paged_schema.rules.registry import CUDA, KERNELS, Fault, rule
 
 MAX_THREADS: Final = 1024
 MIN_BLOCK: Final = 16
+MAX_INT4_HEAD: Final = 1024
 
 
 def _rank_fault(name: str, spec: TensorSpec | None, rank: int) -> Fault | None:
@@ -27,19 +28,14 @@ def _dim(spec: TensorSpec | None, index: int) -> int | None:
     return known(spec.shape[index])
 
 
-def _dim_fault(name: str, spec: TensorSpec | None, index: int, expected: Dim, what: str) -> Fault | None:
+def _dim_fault(
+    name: str, spec: TensorSpec | None, index: int, expected: int | None, what: str
+) -> Fault | None:
     got = _dim(spec, index)
-    wanted = known(expected)
-    if got is None or wanted is None or got == wanted:
+    # No size can equal a negative one, which only an overflow expects.
+    if spec is None or expected is None or got == expected or (got is None and expected >= 0):
         return None
-    return Fault(name, f"dimension {index} of {got}", f"{wanted}, {what}")
-
-
-@rule("X03", "run", "the head counts stay above 0 when cut to 32 bits", "CRASH", providers=KERNELS)
-def _(f: Facts) -> Fault | None:
-    if f.nh > 0 and f.kvh > 0:
-        return None
-    return Fault("num_heads", (f.attributes.num_heads, f.attributes.kv_num_heads), "head counts below 2**31")
+    return Fault(name, f"dimension {index} of {'?' if got is None else got}", f"{expected}, {what}")
 
 
 @rule(
@@ -51,6 +47,15 @@ def _(f: Facts) -> Fault | None:
 )
 def _(f: Facts) -> Fault | None:
     return None if f.nh <= MAX_THREADS else Fault("num_heads", f.nh, f"at most {MAX_THREADS}")
+
+
+@rule("X03", "run", "kv_num_heads is not 0 when cut to 32 bits", "CRASH", providers=KERNELS)
+def _(f: Facts) -> Fault | None:
+    if f.kvh != 0:
+        return None
+    return Fault(
+        "kv_num_heads", f.attributes.kv_num_heads, "below 2**31; ORT divides by its low 32 bits and dies"
+    )
 
 
 @rule(
@@ -70,6 +75,16 @@ def _(f: Facts) -> Fault | None:
     if f.latent and f.value is not None:
         return Fault("value", str(f.value), "absent; a latent row holds key and value")
     return None
+
+
+@rule("X06", "run", "the heads of a query row are not 0 when cut to 32 bits", "CRASH", providers=KERNELS)
+def _(f: Facts) -> Fault | None:
+    if f.row_heads != 0:
+        return None
+    heads = (f.attributes.num_heads, f.attributes.kv_num_heads)
+    return Fault(
+        "num_heads", heads, "head counts below 2**31; ORT divides by the low 32 bits of their sum and dies"
+    )
 
 
 @rule(
@@ -95,7 +110,7 @@ def _(f: Facts) -> Fault | None:
     width = None if f.hs is None else f.kvh * f.hs
     return (
         _rank_fault("key", f.key, 2)
-        or _dim_fault("key", f.key, 0, f.tokens, "the tokens of query")
+        or _dim_fault("key", f.key, 0, known(f.tokens), "the tokens of query")
         or _dim_fault("key", f.key, 1, width, "kv_num_heads * head_size")
     )
 
@@ -128,7 +143,7 @@ def _(f: Facts) -> Fault | None:
 def _(f: Facts) -> Fault | None:
     if f.latent or f.packed:
         return None
-    return _rank_fault("key", f.key, 2) or _dim_fault("key", f.key, 0, f.tokens, "the tokens of query")
+    return _rank_fault("key", f.key, 2) or _dim_fault("key", f.key, 0, known(f.tokens), "the tokens of query")
 
 
 @rule("R04e", "run", "unpacked: key is kv_num_heads * head_size wide", "INVALID_ARGUMENT", providers=KERNELS)
@@ -149,7 +164,7 @@ def _(f: Facts) -> Fault | None:
         return None
     return (
         _rank_fault("value", f.value, 2)
-        or _dim_fault("value", f.value, 0, f.tokens, "the tokens of query")
+        or _dim_fault("value", f.value, 0, known(f.tokens), "the tokens of query")
         or _dim_fault("value", f.value, 1, _dim(f.key, 1), "the width of key")
     )
 
@@ -159,10 +174,9 @@ def _(f: Facts) -> Fault | None:
     since=31, providers=KERNELS,
 )  # fmt: skip
 def _(f: Facts) -> Fault | None:
-    heads = f.nh + 2 * f.kvh
-    if not f.packed or f.hidden is None or f.hidden % heads == 0:
+    if not f.packed or f.hidden is None or f.hidden % f.row_heads == 0:
         return None
-    return Fault("query", f.hidden, f"a width that is a multiple of {heads}")
+    return Fault("query", f.hidden, f"a width that is a multiple of {f.row_heads}")
 
 
 @rule("R05b", "run", "packed: the head size is a multiple of 8", "INVALID_ARGUMENT", providers=KERNELS)
@@ -250,7 +264,7 @@ def _(f: Facts) -> Fault | None:
 
 @rule("R08b", "run", "the block size is a power of two of at least 16", "INVALID_ARGUMENT", providers=KERNELS)
 def _(f: Facts) -> Fault | None:
-    size = known(f.bs)
+    size = None if known(f.bs) is None else int32(known(f.bs) or 0)
     if size is None or (size >= MIN_BLOCK and size & (size - 1) == 0):
         return None
     return Fault("key_cache", f"block size {size}", "a power of two of at least 16")
@@ -278,11 +292,27 @@ def _(f: Facts) -> Fault | None:
         return None
     return (
         _rank_fault("value_cache", f.value_cache, 4)
-        or _dim_fault("value_cache", f.value_cache, 0, f.nb, "the blocks of key_cache")
-        or _dim_fault("value_cache", f.value_cache, 1, f.bs, "the block size of key_cache")
+        or _dim_fault("value_cache", f.value_cache, 0, known(f.nb), "the blocks of key_cache")
+        or _dim_fault("value_cache", f.value_cache, 1, known(f.bs), "the block size of key_cache")
         or _dim_fault("value_cache", f.value_cache, 2, f.kvh, "kv_num_heads")
         or _dim_fault("value_cache", f.value_cache, 3, _stored(f), "the stored head size")
     )
+
+
+@rule("I01", "run", "INT4: the layout is SEPARATE", "FAIL", since=30, providers=KERNELS)
+def _(f: Facts) -> Fault | None:
+    return (
+        Fault("kv_cache_layout", "LATENT", "SEPARATE with a uint8 (INT4) cache")
+        if f.int4 and f.latent
+        else None
+    )
+
+
+@rule("I03", "run", "INT4: the head size is at most 1024", "FAIL", since=30, providers=KERNELS)
+def _(f: Facts) -> Fault | None:
+    if not f.int4 or f.hs is None or f.hs <= MAX_INT4_HEAD:
+        return None
+    return Fault("query", f"head size {f.hs}", f"at most {MAX_INT4_HEAD} with a uint8 (INT4) cache")
 
 
 @rule(
@@ -305,20 +335,20 @@ def _(f: Facts) -> Fault | None:
     "R09b", "run", "past_seqlens has rank 1 and one entry a sequence", "INVALID_ARGUMENT", providers=KERNELS
 )
 def _(f: Facts) -> Fault | None:
-    return _vector("past_seqlens", f.past_seqlens, f.batch, "the batch")
+    return _vector("past_seqlens", f.past_seqlens, known(f.batch), "the batch")
 
 
 @rule("R10", "run", "block_table has rank 2 and one row a sequence", "INVALID_ARGUMENT", providers=KERNELS)
 def _(f: Facts) -> Fault | None:
     return (
         _rank_fault("block_table", f.block_table, 2)
-        or _dim_fault("block_table", f.block_table, 0, f.batch, "the batch")
+        or _dim_fault("block_table", f.block_table, 0, known(f.batch), "the batch")
     )  # fmt: skip
 
 
 @rule("R11", "run", "slot_mapping has rank 1 and one entry a token", "INVALID_ARGUMENT", providers=KERNELS)
 def _(f: Facts) -> Fault | None:
-    return _vector("slot_mapping", f.slot_mapping, f.tokens, "the tokens of query")
+    return _vector("slot_mapping", f.slot_mapping, known(f.tokens), "the tokens of query")
 
 
 @rule("R12", "run", "head_sink has rank 1 and one entry a query head", "INVALID_ARGUMENT", providers=KERNELS)
@@ -352,16 +382,6 @@ def _(f: Facts) -> Fault | None:
     )
 
 
-@rule("X01", "run", "the rotary caches have rank 2 or more", "CRASH", providers=KERNELS)
-def _(f: Facts) -> Fault | None:
-    for name, spec in (("cos_cache", f.cos_cache), ("sin_cache", f.sin_cache)):
-        if spec is not None and spec.shape is not None and len(spec.shape) < 2:
-            return Fault(
-                name, f"rank {len(spec.shape)}", "rank 2: (rows, rotary_dim / 2); ORT aborts on less"
-            )
-    return None
-
-
 @rule(
     "R14f", "run", "cos_cache and sin_cache have one shape", "INVALID_ARGUMENT", since=31, providers=KERNELS
 )  # fmt: skip
@@ -373,6 +393,16 @@ def _(f: Facts) -> Fault | None:
         known(a) is None or known(b) is None or a == b for a, b in zip(cos.shape, sin.shape, strict=True)
     )
     return None if same else Fault("sin_cache", str(sin), f"the shape of cos_cache, {cos}")
+
+
+@rule("X01", "run", "the rotary caches have rank 2 or more", "CRASH", providers=KERNELS)
+def _(f: Facts) -> Fault | None:
+    for name, spec in (("cos_cache", f.cos_cache), ("sin_cache", f.sin_cache)):
+        if spec is not None and spec.shape is not None and len(spec.shape) < 2:
+            return Fault(
+                name, f"rank {len(spec.shape)}", "rank 2: (rows, rotary_dim / 2); ORT aborts on less"
+            )
+    return None
 
 
 @rule(
@@ -438,5 +468,5 @@ def _stored(f: Facts) -> int | None:
     return (f.hs + 1) // 2 if f.int4 else f.hs
 
 
-def _vector(name: str, spec: TensorSpec | None, length: Dim, what: str) -> Fault | None:
+def _vector(name: str, spec: TensorSpec | None, length: int | None, what: str) -> Fault | None:
     return _rank_fault(name, spec, 1) or _dim_fault(name, spec, 0, length, what)

@@ -122,6 +122,13 @@ def _(f: Facts) -> Fault | None:
     return Fault("query", f"head size {f.hs}", f"at most {MAX_PROLOGUE_HEAD} with rotary or norms")
 
 
+@rule("X05", "select", "SEPARATE with tokens: the head size is not 0", "CRASH", providers=ORT_CUDA)
+def _(f: Facts) -> Fault | None:
+    if f.latent or f.hs != 0 or known(f.tokens) in (None, 0):
+        return None
+    return Fault("query", "head size 0", "a head size above 0; ORT's launcher divides by it and dies")
+
+
 def _empty(f: Facts) -> bool:
     # P03: without tokens ORT answers before it looks further.
     return f.tokens == 0
@@ -143,6 +150,11 @@ def _upper_bound(f: Facts, given: int) -> int:
     return min(given, capacity) if given > 0 else capacity
 
 
+def _max_query(f: Facts) -> int | None:
+    entries = f.values.metadata if f.values is not None else None
+    return entries[0] if entries else None
+
+
 def _problem(f: Facts) -> Problem:
     return Problem(
         minor=f.target.minor,
@@ -161,4 +173,6 @@ def _problem(f: Facts) -> Problem:
         softcapped=f.softcap > 0,
         causal=f.causal,
         metadata=f.metadata_spec is not None,
+        max_query=_max_query(f),
+        per_channel=f.k_quant == f.v_quant == "PER_CHANNEL",
     )

@@ -7,11 +7,11 @@ bytes; an answer is the exception's name, a newline and its text.
 import struct
 import sys
 
-import onnxruntime  # type: ignore[import-not-found, unused-ignore]
-
 
 def main() -> None:
     """Serve until standard input ends."""
+    import onnxruntime  # type: ignore[import-not-found, unused-ignore]
+
     onnxruntime.set_default_logger_severity(4)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4

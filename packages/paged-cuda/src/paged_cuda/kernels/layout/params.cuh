@@ -28,18 +28,18 @@ struct AttentionParams {
   float* partial_output;       // (slots, row_tiles, ROW_TILE, padded v_head_size), each divided by its own sum
   float* partial_lse;          // (slots, row_tiles, ROW_TILE), base 2
 
-  i64 query_stride;  // token to token
-  i64 key_stride;    // token to token
-  i64 output_stride; // token to token
-  i64 page_stride;   // block to block in the cache
-  i64 row_stride;    // slot to slot inside a block
-  i64 table_stride;  // sequence to sequence in the block table
+  i64 query_stride;   // token to token
+  i64 key_stride;     // token to token
+  i64 output_stride;  // token to token
+  i64 page_stride;    // block to block in the cache
+  i64 row_stride;     // slot to slot inside a block
+  i64 table_stride;   // sequence to sequence in the block table
 
   i32 tokens;
   i32 batch;
   i32 max_blocks;  // columns of the block table
   i32 num_blocks;
-  i32 block_shift; // log2(block_size)
+  i32 block_shift;  // log2(block_size)
   i32 num_heads;
   i32 head_size;
   i32 v_head_size;

@@ -5,7 +5,7 @@
 struct Token {
   i32 sequence;     // -1: a row that no live sequence owns
   i64 position;
-  i64 kv_length;  // past plus the new tokens of the sequence
+  i64 kv_length;    // past plus the new tokens of the sequence
   Violation fault;  // why a sequence's row is treated as no row
 };
 

@@ -1,0 +1,195 @@
+"""The CUDA backend against a device in host memory, and the choice between backends.
+
+The stand-in keeps the op's contract: its arrays are reached only by copies, it reads the uploaded plan,
+it updates the cache that it was given, and it computes what the oracle computes.
+"""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import paged_cuda
+import pytest
+from paged_bench.demo import cuda_backend
+from paged_bench.demo.backend import BackendSpec
+from paged_bench.demo.config import read_config
+from paged_bench.demo.cuda_backend import CudaBackend, cuda_call
+from paged_bench.demo.gguf_file import GgufFile
+from paged_bench.demo.layouts import LAYOUTS
+from paged_bench.demo.llama import Llama
+from paged_bench.demo.oracle_backend import OracleBackend
+from paged_bench.demo.rope import read_tables
+from paged_bench.demo.select import select_backend
+from paged_bench.demo.weights import read_weights
+from paged_bench.errors import BackendError, OptionError
+from paged_kv import KVCacheManager, PageGeometry
+from paged_oracle import paged_attention
+from paged_schema import NotImplementedMode
+
+
+class HostArray:
+    def __init__(self, data):
+        self.data = data
+        self.shape = data.shape
+
+    @classmethod
+    def empty(cls, shape, dtype, device=None):
+        return cls(np.full(shape, 7, cuda_backend.NUMPY_DTYPES[dtype]))
+
+    @classmethod
+    def from_numpy(cls, array, stream, device=None):
+        assert isinstance(stream, HostStream)
+        return cls(array.copy())
+
+    def to_numpy(self, stream):
+        assert isinstance(stream, HostStream)
+        return self.data.copy()
+
+
+class HostStream:
+    def __init__(self, device=None):
+        self.device = SimpleNamespace(properties=SimpleNamespace(name="host memory"))
+
+
+class HostIndexPlan:
+    def __init__(self, bounds, block_size):
+        self.bounds, self.block_size, self.plan = bounds, block_size, None
+
+    def upload(self, plan, stream):
+        assert plan.num_tokens <= self.bounds.max_tokens
+        assert plan.num_seqs <= self.bounds.max_batch
+        assert int(plan.context_lens.max()) <= self.bounds.max_context
+        self.plan = plan
+
+
+@dataclass
+class HostOp:
+    call: object
+    bounds: object
+    prepared: bool = False
+
+    def prepare(self):
+        self.prepared = True
+
+    def run(self, *, query, key, key_cache, plan, cos_cache, sin_cache, output, key_cache_out, stream):
+        assert self.prepared
+        assert key_cache_out is key_cache
+        arrays = {name: array.data for name, array in locals().items() if isinstance(array, HostArray)}
+        arrays.pop("key_cache_out")
+        result = arrays.pop("output")
+        for name in ("cumulative_sequence_length", "past_seqlens", "block_table", "slot_mapping"):
+            arrays[name] = getattr(plan.plan, name)
+        arrays["attention_metadata"] = plan.plan.attention_metadata
+        result[...] = paged_attention(self.call.attributes, arrays).output
+
+
+@pytest.fixture
+def host_device(monkeypatch):
+    for name, stand_in in (
+        ("DeviceArray", HostArray),
+        ("Stream", HostStream),
+        ("DeviceIndexPlan", HostIndexPlan),
+        ("PagedAttention", HostOp),
+    ):
+        monkeypatch.setattr(cuda_backend, name, stand_in)
+
+
+@pytest.fixture
+def spec_of(tiny_path):
+    def build(layout, dtype="float16"):
+        file = GgufFile(tiny_path)
+        config = read_config(file)
+        cos, sin = read_tables(file, config, 64)
+        return BackendSpec(
+            config.layers, LAYOUTS[layout](config), PageGeometry(12, 16), dtype, cos, sin, 4, 40, 64
+        )
+
+    return build
+
+
+def logits(tiny_path, backend):
+    """Two sequences, prefill and decode in one step."""
+    file = GgufFile(tiny_path)
+    config = read_config(file)
+    model = Llama(config, read_weights(file, config))
+    kv = KVCacheManager(PageGeometry(12, 16), max_sequences=4, max_blocks_per_sequence=4)
+    first, second = kv.admit([40, 40])
+    found = []
+    for handles, counts in (([first], [20]), ([first, second], [1, 30]), ([second, first], [1, 1])):
+        with kv.begin_step(np.array(handles), counts) as step:
+            backend.begin(step.plan())
+            tokens = np.arange(sum(counts)) % 250
+            found.append(model.logits(tokens, np.arange(sum(counts)), backend.attend))
+            step.commit()
+        kv.complete(step.epoch)
+    return np.concatenate(found)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_cuda_backend_hands_the_op_what_the_oracle_gets(host_device, tiny_path, spec_of, dtype):
+    spec = spec_of("latent", dtype)
+    backend = CudaBackend(spec, cuda_call(spec))
+    assert backend.device == "host memory"
+    np.testing.assert_array_equal(logits(tiny_path, backend), logits(tiny_path, OracleBackend(spec)))
+
+
+def test_separate_has_no_kernel(spec_of):
+    with pytest.raises(NotImplementedMode, match="separate"):
+        cuda_call(spec_of("separate"))
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """Pretend that a driver is there; call with an error to pretend that it is not."""
+
+    def pretend(error=None):
+        def require_driver():
+            if error is not None:
+                raise error
+
+        monkeypatch.setattr(paged_cuda, "require_driver", require_driver)
+
+    return pretend
+
+
+NO_DRIVER = paged_cuda.NoDriver("driver", "libcuda", "no such library", "an NVIDIA driver;\ninstall one")
+
+
+def test_auto_takes_the_gpu_when_it_can(host_device, driver, spec_of):
+    driver()
+    chosen = select_backend("auto", None, spec_of("latent", "float32"))
+    assert (chosen.backend.name, chosen.dtype) == ("cuda", "float16")
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtype", "error", "reason"),
+    [
+        ("latent", None, NO_DRIVER, "no such library"),
+        ("separate", None, None, "separate"),
+        ("latent", "float32", None, "float32"),
+    ],
+)
+def test_auto_says_why_it_takes_the_oracle(host_device, driver, spec_of, layout, dtype, error, reason):
+    driver(error)
+    chosen = select_backend("auto", dtype, spec_of(layout, "float32"))
+    assert chosen.backend.name == "oracle"
+    assert chosen.dtype == "float32"
+    assert reason in chosen.reason
+    assert "\n" not in chosen.reason
+
+
+def test_cuda_without_a_driver_is_an_error(driver, spec_of):
+    driver(NO_DRIVER)
+    with pytest.raises(BackendError, match="install one"):
+        select_backend("cuda", None, spec_of("latent", "float32"))
+
+
+def test_cuda_in_float32_is_an_error(spec_of):
+    with pytest.raises(OptionError, match="float16"):
+        select_backend("cuda", "float32", spec_of("latent", "float32"))
+
+
+def test_cuda_with_separate_is_not_implemented(host_device, driver, spec_of):
+    driver()
+    with pytest.raises(NotImplementedMode):
+        select_backend("cuda", None, spec_of("separate", "float32"))

@@ -1,0 +1,178 @@
+import ctypes
+import re
+from pathlib import Path
+
+import pytest
+from paged_cuda import CompileError
+from paged_cuda._nvrtc import compile_to_cubin
+from paged_cuda.compiler import architecture_of, compile_kernel, compile_kernels
+from paged_cuda.params import FIELDS, AttentionParams
+from paged_cuda.resources import Resources, enforce, parse_log
+from paged_cuda.signature import KernelSignature
+from paged_cuda.sources import ROOT, kernel_source, sources_digest
+from paged_cuda.variants import ARCHITECTURES, VARIANTS, Variant, variant_of, variants_for
+
+SOURCES = sorted(ROOT.rglob("*.cu*"))
+GOOD_LOG = """ptxas info    : Function properties for k
+ptxas         .     {frame} bytes stack frame, {stores} bytes spill stores, {loads} bytes spill loads
+ptxas info    : Used {registers} registers, used 1 barriers, 1024 bytes smem
+"""
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_variant_compiles_within_its_bounds(architecture: str) -> None:
+    variants = variants_for(architecture)
+    kernels = compile_kernels([(variant.signature, architecture) for variant in variants])
+    assert [kernel.signature for kernel in kernels] == [variant.signature for variant in variants]
+    for variant, kernel in zip(variants, kernels, strict=True):
+        assert kernel.cubin.startswith(b"\x7fELF")
+        assert kernel.signature.symbol.encode() in kernel.cubin
+        assert kernel.resources.local_bytes <= variant.max_local_bytes
+        assert 0 < kernel.resources.registers <= variant.max_registers
+
+
+def test_architectures_cover_ampere_to_blackwell() -> None:
+    assert {"sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"} <= set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_sources_include_only_our_own_files(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    includes = re.findall(r"^\s*#\s*include\b\s*(.*)$", text, re.MULTILINE)
+    assert all(re.fullmatch(r'"[\w./]+"', include) for include in includes)
+    for include in includes:
+        assert (ROOT / include.strip('"')).is_file()
+
+
+def test_every_header_is_used_and_every_source_is_shipped() -> None:
+    used = {include for path in SOURCES for include in re.findall(r'#include "([\w./]+)"', path.read_text())}
+    headers = {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.cuh")}
+    assert used == headers
+    assert {path.name for path in ROOT.glob("*.cu")} == {variant.signature.source for variant in VARIANTS}
+
+
+def test_expanded_source_has_no_include_and_each_header_once() -> None:
+    source = kernel_source("baseline_latent.cu")
+    assert not re.search(r"^\s*#\s*include\b", source, re.MULTILINE)
+    assert source.count("struct AttentionParams {") == 1
+
+
+@pytest.mark.parametrize(
+    "line", ["#include <cuda_fp16.h>", '#include "../secret.cuh"', '#include "absent.cuh"', "#include NAME"]
+)
+def test_foreign_includes_are_refused(line: str, tmp_path: Path) -> None:
+    root = tmp_path / "kernels"
+    root.mkdir()
+    (tmp_path / "secret.cuh").write_text("int secret;")
+    (root / "a.cu").write_text(f"int a;\n{line}\n")
+    with pytest.raises(CompileError):
+        kernel_source("a.cu", root)
+
+
+def test_errors_point_into_the_file_that_has_them(tmp_path: Path) -> None:
+    (tmp_path / "a.cu").write_text('#include "b.cuh"\nint good;\n')
+    (tmp_path / "b.cuh").write_text("int fine;\nnonsense here;\n")
+    with pytest.raises(CompileError, match=r"b\.cuh\(2\)"):
+        compile_to_cubin(kernel_source("a.cu", tmp_path), "a.cu", ["--gpu-architecture=sm_80"])
+    (tmp_path / "c.cu").write_text('#include "d.cuh"\nnonsense here;\n')
+    (tmp_path / "d.cuh").write_text("int fine;\n")
+    with pytest.raises(CompileError, match=r"c\.cu\(2\)"):
+        compile_to_cubin(kernel_source("c.cu", tmp_path), "c.cu", ["--gpu-architecture=sm_80"])
+
+
+def test_the_host_struct_is_the_kernels_struct() -> None:
+    """Compile the header with every offset that Python uses asserted."""
+    checks = [f'static_assert(sizeof(AttentionParams) == {ctypes.sizeof(AttentionParams)}, "size");']
+    for name in FIELDS:
+        offset = getattr(AttentionParams, name).offset
+        checks.append(f'static_assert(__builtin_offsetof(AttentionParams, {name}) == {offset}, "{name}");')
+    kernel = 'extern "C" __global__ void k(const AttentionParams p) {}'
+    source = "\n".join([kernel_source("layout/params.cuh"), *checks, kernel])
+    assert compile_to_cubin(source, "layout.cu", ["--gpu-architecture=sm_80", "--std=c++17"]).cubin
+    declared = re.findall(r"^\s+(?:const )?[\w]+\*? (\w+);", kernel_source("layout/params.cuh"), re.MULTILINE)
+    assert tuple(declared) == FIELDS
+
+
+def test_virtual_and_unknown_architectures_are_refused() -> None:
+    signature = KernelSignature("append", "float16")
+    for architecture in ("compute_80", "sm_1"):
+        with pytest.raises(CompileError):
+            compile_kernel(signature, architecture)
+
+
+def test_compilation_is_deterministic() -> None:
+    signature = KernelSignature("append", "float16")
+    assert compile_kernel(signature, "sm_80").cubin == compile_kernel(signature, "sm_80").cubin
+
+
+@pytest.mark.parametrize(
+    ("capability", "architecture"),
+    [((8, 0), "sm_80"), ((8, 6), "sm_86"), ((9, 0), "sm_90a"), ((10, 0), "sm_100"), ((12, 0), "sm_120")],
+)
+def test_architecture_of_a_gpu(capability: tuple[int, int], architecture: str) -> None:
+    assert architecture_of(*capability) == architecture
+    assert architecture in ARCHITECTURES
+
+
+def test_old_gpus_are_refused() -> None:
+    with pytest.raises(CompileError, match="too old"):
+        architecture_of(7, 5)
+
+
+def test_log_is_read() -> None:
+    log = GOOD_LOG.format(frame=8, stores=4, loads=12, registers=77)
+    assert parse_log(log, "k") == Resources(77, 8, 4, 12, 1024, 1)
+
+
+@pytest.mark.parametrize("code", ["C7508", "C7510", "C7512", "C7515", "C7602"])
+def test_notices_that_slow_a_kernel_down_fail_the_build(code: str) -> None:
+    log = GOOD_LOG.format(frame=0, stores=0, loads=0, registers=7)
+    with pytest.raises(CompileError, match=code):
+        parse_log(f"{log}ptxas info    : ({code}) Potential Performance Loss: serialized\n", "k")
+    assert parse_log(f"{log}ptxas info    : (C7599) something else\n", "k").registers == 7
+
+
+def test_an_empty_log_is_no_resources() -> None:
+    with pytest.raises(CompileError, match="empty log"):
+        parse_log("", "k")
+
+
+def test_local_memory_beyond_the_bound_fails_the_build() -> None:
+    variant = Variant(KernelSignature("append", "float16"), max_local_bytes=16, max_registers=64)
+    enforce(variant, Resources(64, 16, 8, 8, 0, 0), "sm_80")
+    with pytest.raises(CompileError) as caught:
+        enforce(variant, Resources(64, 24, 8, 8, 0, 0), "sm_80")
+    assert (caught.value.rule, caught.value.got) == ("local_bytes", 24)
+    with pytest.raises(CompileError, match="registers"):
+        enforce(variant, Resources(65, 0, 0, 0, 0, 0), "sm_80")
+
+
+def test_symbols_are_unique_and_variants_are_found() -> None:
+    symbols = [variant.signature.symbol for variant in VARIANTS]
+    assert len(set(symbols)) == len(symbols)
+    assert all(variant_of(variant.signature) is variant for variant in VARIANTS)
+    with pytest.raises(KeyError):
+        variant_of(KernelSignature("append", "float16", (("ROW_TILE", 7),)))
+
+
+def test_constants_reach_symbol_and_macros() -> None:
+    signature = KernelSignature("append", "bfloat16", (("ROW_TILE", 16), ("SPLITS", 2)), debug=True)
+    assert signature.symbol == "append_bf16_row_tile16_splits2_debug"
+    assert signature.macros == {
+        "SYMBOL": signature.symbol,
+        "BF16": "1",
+        "DEBUG": "1",
+        "ROW_TILE": "16",
+        "SPLITS": "2",
+    }
+
+
+def test_the_digest_sees_names_and_bytes(tmp_path: Path) -> None:
+    (tmp_path / "a.cu").write_bytes(b"int a;\n")
+    first = sources_digest(tmp_path)
+    (tmp_path / "a.cu").write_bytes(b"int a;\r\n")
+    assert sources_digest(tmp_path) == first
+    (tmp_path / "a.cu").rename(tmp_path / "b.cu")
+    renamed = sources_digest(tmp_path)
+    (tmp_path / "b.cu").write_bytes(b"int b;\n")
+    assert len({first, renamed, sources_digest(tmp_path)}) == 3

@@ -1,0 +1,57 @@
+"""How long the oracle takes; run with ``pytest packages/paged-oracle/benchmarks/bench_oracle.py``.
+
+The sizes are those that the project promises for two cores: a decode of 32 sequences over 4,096 positions and
+a prefill of 2,048 tokens, both with 16 heads at 576/512, and one layer of the demo's decode step.
+"""
+
+from __future__ import annotations
+
+import pytest
+from paged_oracle import paged_attention
+from paged_oracle.testing import Case, make_case
+from pytest_benchmark.fixture import BenchmarkFixture
+
+MLA = {"num_heads": 16, "head_size": 576, "v_head_size": 512, "rotary_dim": 64, "rotary_offset": 512}
+DEMO = {
+    "num_heads": 9, "head_size": 384, "v_head_size": 192, "rotary_dim": 192, "rotary_offset": 192,
+    "dtype": "float32",
+}  # fmt: skip
+
+
+def measure(benchmark: BenchmarkFixture, case: Case, rounds: int) -> None:
+    """Time whole calls; the first, which also checks the call, is not counted."""
+
+    def call() -> None:
+        paged_attention(case.attributes, case.inputs, extensions=case.extensions)
+
+    benchmark.pedantic(call, rounds=rounds, warmup_rounds=1)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_decode_32_sequences_of_4096(benchmark: BenchmarkFixture, dtype: str) -> None:
+    """One new token in each of 32 sequences."""
+    measure(benchmark, make_case(new=[1] * 32, past=[4095] * 32, block_size=64, dtype=dtype, **MLA), 5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_prefill_2048_tokens(benchmark: BenchmarkFixture, dtype: str) -> None:
+    """A whole prompt of a latent model."""
+    measure(benchmark, make_case(new=[2048], past=[0], block_size=64, dtype=dtype, **MLA), 3)
+
+
+def test_prefill_2048_tokens_separate(benchmark: BenchmarkFixture) -> None:
+    """A whole prompt of a grouped-query model."""
+    sizes = {"num_heads": 16, "kv_num_heads": 4, "head_size": 128, "rotary_dim": 128}
+    measure(benchmark, make_case(new=[2048], past=[0], block_size=256, layout="SEPARATE", **sizes), 3)
+
+
+def test_demo_layer_of_eight_decoding_sequences(benchmark: BenchmarkFixture) -> None:
+    """One of the 30 calls of a decode step of the demo."""
+    past = [100, 150, 200, 250, 300, 350, 420, 500]
+    measure(benchmark, make_case(new=[1] * 8, past=past, **DEMO), 50)
+
+
+def test_demo_layer_with_a_prefill(benchmark: BenchmarkFixture) -> None:
+    """The same with one sequence that prefills 40 tokens."""
+    past = [100, 150, 200, 250, 300, 350, 420, 0]
+    measure(benchmark, make_case(new=[1] * 7 + [40], past=past, **DEMO), 50)
