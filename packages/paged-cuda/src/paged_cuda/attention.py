@@ -98,7 +98,7 @@ class PagedAttention:
         self._launchers: list[Launcher] = []
         self._violations: DeviceMemory | None = None
         # Whether memory of ours could be freed under a graph that somebody else captured.
-        self._loose = debug or self._step.workspace.nbytes > 0
+        self._loose = debug or self.workspace_bytes > 0
 
     @property
     def workspace_bytes(self) -> int:

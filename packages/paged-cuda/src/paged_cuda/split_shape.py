@@ -26,6 +26,7 @@ class SplitShape:
         k_split: Warps that share the reduction of one score.
         producer_warps: Warps that only load; 0: the computing warps load.
         blocks_per_multiprocessor: Blocks that run at once on one multiprocessor.
+        weight_terms: 16-bit terms of a softmax weight: 1 rounds it as FlashAttention does, 2 keeps the rest.
     """
 
     row_tile: int
@@ -34,6 +35,7 @@ class SplitShape:
     k_split: int = 4
     producer_warps: int = 4
     blocks_per_multiprocessor: int = 1
+    weight_terms: int = 2
 
     @property
     def threads(self) -> int:
@@ -46,7 +48,7 @@ class SplitShape:
         columns = self.kv_tile * CONSUMER_WARPS // self.k_split
         ring = self.stages * self.kv_tile * (row + 4)
         scores = self.k_split * self.row_tile * (columns + 8) * 4
-        weights = self.row_tile * (2 * columns + 16)
+        weights = self.weight_terms * self.row_tile * (2 * columns + 16)
         return ring + self.row_tile * (row + 8) + scores + weights + 32 + 8 * (2 * self.stages + 2)
 
     def signature(self, dtype: ElementType, head_size: int, v_head_size: int) -> KernelSignature:
@@ -60,6 +62,7 @@ class SplitShape:
             ("K_SPLIT", self.k_split),
             ("PRODUCER_WARPS", self.producer_warps),
             ("CTAS_PER_SM", self.blocks_per_multiprocessor),
+            ("WEIGHT_TERMS", self.weight_terms),
             ("SHARED_BYTES", self.shared_bytes(head_size, v_head_size)),
         )
         return KernelSignature("sm80_latent", dtype, constants)

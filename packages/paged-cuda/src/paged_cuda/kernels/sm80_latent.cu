@@ -15,10 +15,12 @@
 //            the row's rescale factor
 //   -- barrier --
 //   PV       each warp owns V_HEAD_SIZE / 8 output columns of all rows: every byte of V is read once (ldmatrix.trans)
+// WEIGHT_TERMS 2 keeps what rounding P to 16 bits leaves over as a second 16-bit term, so that the products with V are as
+// good as float32 weights would make them; with 1 the error is that of FlashAttention's kernels.
 // All sums have a fixed order and split points depend on lengths only: results repeat bit for bit.
 //
 // Macros: BF16 HEAD_SIZE V_HEAD_SIZE ROW_TILE KV_TILE STAGES K_SPLIT PRODUCER_WARPS CTAS_PER_SM
-//         SHARED_BYTES
+//         WEIGHT_TERMS SHARED_BYTES
 #include "layout/output.cuh"
 #include "layout/schedule.cuh"
 #include "math/partial.cuh"
@@ -58,7 +60,8 @@ constexpr int kKvOffset = 0;
 constexpr int kQueryOffset = kKvOffset + STAGES * KV_TILE * kRowBytes;
 constexpr int kScoreOffset = kQueryOffset + ROW_TILE * kRowBytes;
 constexpr int kProbabilityOffset = kScoreOffset + kKSplit * ROW_TILE * kScorePitch * 4;
-constexpr int kMaskOffset = kProbabilityOffset + ROW_TILE * kProbabilityPitch;
+constexpr int kRemainderOffset = kProbabilityOffset + ROW_TILE * kProbabilityPitch;
+constexpr int kMaskOffset = kProbabilityOffset + WEIGHT_TERMS * ROW_TILE * kProbabilityPitch;
 constexpr int kFactorOffset = kMaskOffset + STAGES * KV_TILE * 4;
 constexpr int kItemOffset = kFactorOffset + ROW_TILE * 8;
 constexpr int kBarrierOffset = kItemOffset + 32;
@@ -436,8 +439,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_PER_SM) SYMBOL(const
         const float p0 = exp2_fast(x[c] - new_max), p1 = exp2_fast(x[c + 1] - new_max);
         const float p2 = exp2_fast(x[c + 2] - new_max), p3 = exp2_fast(x[c + 3] - new_max);
         sum += (p0 + p1) + (p2 + p3);
-        if (row_owner)
-          store_u32x2(shared + kProbabilityOffset + own_row * kProbabilityPitch + (own_column + c) * 2, pack_pair(p0, p1), pack_pair(p2, p3));
+        const u32 low = pack_pair(p0, p1), high = pack_pair(p2, p3);
+        const u32 at = own_row * kProbabilityPitch + (own_column + c) * 2;
+        if (row_owner) {
+          store_u32x2(shared + kProbabilityOffset + at, low, high);
+          if (WEIGHT_TERMS == 2) {
+            const float2 a = unpack_pair(low), b = unpack_pair(high);
+            store_u32x2(shared + kRemainderOffset + at, pack_pair(p0 - a.x, p1 - a.y), pack_pair(p2 - b.x, p3 - b.y));
+          }
+        }
       }
       row_sum = row_sum * rescale + sum;
       float inverse = 0.f;
@@ -483,19 +493,26 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_PER_SM) SYMBOL(const
         const u32 value = value_base + stages[h] * (KV_TILE * kRowBytes);
 #pragma unroll
         for (int k = 0; k < KV_TILE / 16; k++) {
-          u32 weights[kRowTiles16][4];
+          const u32 p_tile = probability_base + (h * (KV_TILE / 16) + k) * 32;
+          u32 weights[WEIGHT_TERMS][kRowTiles16][4];
 #pragma unroll
-          for (int a = 0; a < kRowTiles16; a++)
-            load_matrix_x4(weights[a], probability_base + a * 16 * kProbabilityPitch + (h * (KV_TILE / 16) + k) * 32);
+          for (int t = 0; t < WEIGHT_TERMS; t++)
+#pragma unroll
+            for (int a = 0; a < kRowTiles16; a++)
+              if (kColumnTiles > 1) load_matrix_x4(weights[t][a], p_tile + (t * ROW_TILE + a * 16) * kProbabilityPitch);
 #pragma unroll
           for (int j = 0; j < kColumnTiles; j++) {
             u32 b[4];
             load_matrix_x4_transposed(b, value + value_chunk[j] + k * 16 * kRowBytes);
 #pragma unroll
-            for (int a = 0; a < kRowTiles16; a++) {
-              mma_m16n8k16(out[a][2 * j], weights[a], b[0], b[1]);
-              mma_m16n8k16(out[a][2 * j + 1], weights[a], b[2], b[3]);
-            }
+            for (int t = 0; t < WEIGHT_TERMS; t++)
+#pragma unroll
+              for (int a = 0; a < kRowTiles16; a++) {
+                u32* const w = weights[kColumnTiles > 1 ? t : 0][a];
+                if (kColumnTiles == 1) load_matrix_x4(w, p_tile + (t * ROW_TILE + a * 16) * kProbabilityPitch);
+                mma_m16n8k16(out[a][2 * j], w, b[0], b[1]);
+                mma_m16n8k16(out[a][2 * j + 1], w, b[2], b[3]);
+              }
           }
         }
         if (!kSelfLoading) {

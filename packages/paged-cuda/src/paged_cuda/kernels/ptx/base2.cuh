@@ -28,3 +28,13 @@ __device__ __forceinline__ u32 pack_pair(float low, float high) {
 #endif
   return r;
 }
+
+__device__ __forceinline__ float2 unpack_pair(u32 x) {
+#if BF16
+  return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
+#else
+  float2 v;
+  asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b; }" : "=f"(v.x), "=f"(v.y) : "r"(x));
+  return v;
+#endif
+}
