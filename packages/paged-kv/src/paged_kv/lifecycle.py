@@ -159,6 +159,7 @@ def _apply_truncate(
     table.seq_len[slots] = lengths
     table.settled[slots] = np.minimum(table.settled[slots], lengths)
     table.cut[slots] += 1
+    table.tail_shared[slots] = (lengths & (state.geometry.block_size - 1)) > 0
     table.n_blocks[slots] = blocks
     table.promised[slots] = promised
     table.flat[cells] = PAD
@@ -209,6 +210,9 @@ def _apply_fork(
     table.n_blocks[new] = blocks
     table.first_block[new] = first
     table.tenant[new] = table.tenant[slot]
+    if at & (state.geometry.block_size - 1):
+        table.tail_shared[new] = True
+        table.tail_shared[slot] = True
     if first:
         table.num_advanced += len(new)
     state.ledger.apply_charge(table.tenant[new], charges(table, new))
