@@ -26,6 +26,7 @@ LAZY = {"paged_schema": {"onnx"}, "paged_cuda": {"ml_dtypes"}}
 APART = {
     "paged_oracle/onnx.py": {"onnx"},
     "paged_schema/onnx.py": {"onnx"},
+    "paged_schema/strict.py": {"numpy"},
     "paged_schema/testing/ort_worker.py": {"onnxruntime"},
 }
 
