@@ -22,6 +22,14 @@ from paged_bench.demo.tokenizer import TextCodec
 _STATE_STYLE = {"waiting": "dim", "prefill": "yellow", "decode": "cyan", "done": "green"}
 
 
+class PlainConsole(Console):
+    """A console that leaves a broken pipe to the command line, as any other output does."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise again what rich would turn into exit status 1."""
+        raise BrokenPipeError
+
+
 class Progress:
     """Shows sequences while they are decoded; a context manager.
 
