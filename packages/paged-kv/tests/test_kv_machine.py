@@ -3,7 +3,8 @@
 import random
 
 import pytest
-from hypothesis import HealthCheck, settings, strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from paged_kv.testing import KvDriver
 
@@ -72,6 +73,7 @@ def test_long_walks_agree_with_the_model(seed: int) -> None:
         null_page=bool(seed % 2),
         watermark=seed % 3 % 2,
         host_blocks=choices.one((0, 3, 8)),
+        verify_tokens=seed % 5 == 0,
     )
     for _ in range(200):
         driver.act()

@@ -90,7 +90,8 @@ class BlockTable:
             StaleSequenceHandle: the sequence was released.
         """
         slots = handles & SLOT_MASK
-        current = self.handle.take(slots, mode="clip") == handles
+        # A free row's own mark is negative, so it would equal itself without the sign test.
+        current = (self.handle.take(slots, mode="clip") == handles) & (handles >= 0)
         if np.count_nonzero(current) != len(handles):
             self._refuse_handle(int(handles[np.flatnonzero(~current)[0]]))
         return slots

@@ -181,10 +181,10 @@ def reserve(
     old_blocks = table.n_blocks[slots]
     most, least = (int(new_lens.max()), int(new_lens.min())) if len(slots) else (0, 0)
     widest = state.geometry.blocks_for(most)
-    if widest > table.num_columns:
-        return UnserviceableRequest(widest, table.num_columns, "columns")
     if widest > pool.num_usable:
         return UnserviceableRequest(widest, pool.num_usable, "pages")
+    if widest > table.num_columns:
+        return UnserviceableRequest(widest, table.num_columns, "columns")
     grown = (new_blocks != old_blocks).nonzero()[0]
     growth = new_blocks[grown] - old_blocks[grown]
     num_new = int(growth.sum()) if len(grown) else 0
@@ -246,7 +246,7 @@ def _batch_rows(state: KVState, handles: Int64Array) -> Int64Array:
 
 def _ready_rows(table: BlockTable, handles: Int64Array) -> Int64Array:
     slots = handles & SLOT_MASK
-    ready = table.ready.take(slots, mode="clip") == handles
+    ready = (table.ready.take(slots, mode="clip") == handles) & (handles >= 0)
     if np.count_nonzero(ready) == len(handles):
         return slots
     table.resolve(handles)
@@ -393,42 +393,43 @@ def commit_prefix(state: KVState, step: StepTransaction, accepted: IntVector | i
     lengths = step.past_lens + kept
     blocks = (lengths + state.geometry.block_size - 1) >> state.geometry.block_shift
     record = InFlight(step.epoch, step.slots, step.handles, table.cut[step.slots], lengths)
-    shrunk = step.slots[blocks < step.new_blocks]
     cells, pages = state.take_back(step.slots, blocks, step.new_blocks)
-    back = _promise_back(state, step, blocks)
-    uncharge = None
+    promised, charge = table.promised[step.slots], None
+    back = np.maximum(promised - blocks, 0) - np.maximum(promised - step.new_blocks, 0)
     if step.charged is not None:
-        uncharge = np.maximum(table.promised[step.slots], blocks) - charges(table, step.slots)
-    _apply_commit(state, step, record, int(kept.sum()))
-    _apply_shrink(state, step.slots, blocks, cells, pages, shrunk, step.epoch)
-    _apply_ledger(state, step, back, uncharge)
+        charge = np.maximum(promised, blocks) - charges(table, step.slots)
+    shrink = Shrink(blocks, cells, pages, step.slots[blocks < step.new_blocks], int(back.sum()), charge)
+    _apply_commit_prefix(state, step, record, int(kept.sum()), shrink)
 
 
-def _promise_back(state: KVState, step: StepTransaction, blocks: Int64Array) -> int:
-    promised = state.table.promised[step.slots]
-    return int((np.maximum(promised - blocks, 0) - np.maximum(promised - step.new_blocks, 0)).sum())
+class Shrink(NamedTuple):
+    """What a step's rows give back: cells and pages above `blocks`, promises and charges."""
+
+    blocks: Int64Array
+    cells: Int64Array
+    pages: Int64Array
+    shrunk: Int64Array
+    promised: int
+    charge: Int64Array | None
 
 
-def _apply_shrink(
-    state: KVState,
-    slots: Int64Array,
-    blocks: Int64Array,
-    cells: Int64Array,
-    pages: Int64Array,
-    shrunk: Int64Array,
-    epoch: int,
+def _apply_commit_prefix(
+    state: KVState, step: StepTransaction, record: InFlight, tokens: int, shrink: Shrink
 ) -> None:
-    state.table.n_blocks[slots] = blocks
-    if len(cells):
-        state.table.flat[cells] = PAD
-        state.pool.apply_drop(pages, epoch)
-        state.table.apply_touch(shrunk)
+    _apply_commit(state, step, record, tokens)
+    _apply_shrink(state, step, shrink)
 
 
-def _apply_ledger(state: KVState, step: StepTransaction, back: int, charge: Int64Array | None) -> None:
-    state.ledger.outstanding += back
-    if charge is not None:
-        state.ledger.apply_charge(state.table.tenant[step.slots], charge)
+def _apply_shrink(state: KVState, step: StepTransaction, shrink: Shrink) -> None:
+    state.table.n_blocks[step.slots] = shrink.blocks
+    if len(shrink.cells):
+        state.table.flat[shrink.cells] = PAD
+        state.table.apply_touch(shrink.shrunk)
+    if len(shrink.pages):
+        state.pool.apply_drop(shrink.pages, step.epoch)
+    state.ledger.outstanding += shrink.promised
+    if shrink.charge is not None:
+        state.ledger.apply_charge(state.table.tenant[step.slots], shrink.charge)
 
 
 def rollback(state: KVState, step: StepTransaction) -> None:
@@ -438,11 +439,13 @@ def rollback(state: KVState, step: StepTransaction) -> None:
     earlier = step.launched_before if step.launched_before > state.epochs.completed else 0
     pages = step.choice.pages[::-1]
     state.pool.require_refs(pages)
-    _apply_rollback(state, step, pages, launched, earlier)
+    charge = None if step.charged is None else -step.charged
+    shrink = Shrink(step.old_blocks, step.grown_cells, pages, step.grown_rows, step.promised_taken, charge)
+    _apply_rollback(state, step, shrink, launched, earlier)
 
 
 def _apply_rollback(
-    state: KVState, step: StepTransaction, pages: Int64Array, launched: bool, earlier: int
+    state: KVState, step: StepTransaction, shrink: Shrink, launched: bool, earlier: int
 ) -> None:
     table, pool = state.table, state.pool
     if len(step.shared.cells):
@@ -450,10 +453,7 @@ def _apply_rollback(
         for source in step.shared.sources:  # the same source may serve several rows
             pool.apply_share(source.reshape(1))
         table.apply_touch(step.slots[step.shared.batch])
-    _apply_shrink(state, step.slots, step.old_blocks, step.grown_cells, EMPTY, step.grown_rows, step.epoch)
-    if len(pages):
-        pool.apply_drop(pages, step.epoch)
-    _apply_ledger(state, step, step.promised_taken, None if step.charged is None else -step.charged)
+    _apply_shrink(state, step, shrink)
     if not launched:
         state.epochs.launched = step.launched_before
         pool.apply_refence(step.epoch, earlier)

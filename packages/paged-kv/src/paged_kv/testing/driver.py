@@ -12,17 +12,18 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from ..block_pool import HELD, PIN, REF_MASK, STATE_NAMES
-from ..block_table import SLOT_MASK
-from ..errors import StaleSequenceHandle
-from ..geometry import PageGeometry
-from ..hashing import CacheKey, PrefixChain
-from ..index_buffers import IndexPlanBuffers, PadPolicy
-from ..manager import KVCacheManager
-from ..outcomes import CapacityDeferred, UnserviceableRequest
-from ..prefix_cache import PagePins, PrefixHit
-from ..step import StepState, StepTransaction
-from ..swap import SwapPlan
+from paged_kv.block_pool import HELD, PIN, REF_MASK, STATE_NAMES
+from paged_kv.block_table import SLOT_MASK
+from paged_kv.errors import StaleSequenceHandle
+from paged_kv.geometry import PageGeometry
+from paged_kv.hashing import CacheKey, PrefixChain
+from paged_kv.index_buffers import IndexPlanBuffers, PadPolicy
+from paged_kv.manager import KVCacheManager
+from paged_kv.outcomes import CapacityDeferred, UnserviceableRequest
+from paged_kv.prefix_cache import PagePins, PrefixHit
+from paged_kv.step import StepState, StepTransaction
+from paged_kv.swap import SwapPlan
+
 from .history import HistoryCache, history_of
 from .reference import ReferenceKvModel
 
@@ -54,10 +55,18 @@ class KvDriver:
         null_page: whether page 0 is kept out of use.
         watermark: pages that admission leaves free.
         host_blocks: host pages.
+        verify_tokens: whether the manager compares the tokens behind digests.
     """
 
     def __init__(
-        self, choose: Choose, *, blocks: int, null_page: bool = True, watermark: int = 0, host_blocks: int = 0
+        self,
+        choose: Choose,
+        *,
+        blocks: int,
+        null_page: bool = True,
+        watermark: int = 0,
+        host_blocks: int = 0,
+        verify_tokens: bool = False,
     ) -> None:
         total, watermark = blocks + null_page, min(watermark, blocks - 1)
         self.choose = choose
@@ -68,6 +77,7 @@ class KvDriver:
             max_blocks_per_sequence=COLUMNS,
             watermark=watermark,
             host_blocks=host_blocks,
+            verify_tokens=verify_tokens,
             event_sinks=[lambda event: self.events.append((event.kind, event.digest, event.page))],
         )
         self.model = ReferenceKvModel(

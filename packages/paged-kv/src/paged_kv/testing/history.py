@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ..block_table import PAD
-from ..copy_plan import CopyPlan
-from ..index_plan import SLOT_SKIP, PagedIndexPlan
-from ..swap import SwapPlan
+from paged_kv.block_table import PAD
+from paged_kv.copy_plan import CopyPlan
+from paged_kv.index_plan import SLOT_SKIP, PagedIndexPlan
+from paged_kv.swap import SwapPlan
 
 MODULUS = 2**61 - 1
 MULTIPLIER = 1_000_003

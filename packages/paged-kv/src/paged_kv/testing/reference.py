@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from ..outcomes import CapacityDeferred, UnserviceableRequest
+from paged_kv.outcomes import CapacityDeferred, UnserviceableRequest
 
 Event = tuple[str, bytes, int]
 
@@ -117,13 +117,13 @@ class ReferenceKvModel:
         """Whether rows of these total lengths, with hits of so many pages, may start."""
         blocks = [self.blocks(total) for total in totals]
         needed, usable = sum(blocks) - sum(hits), self.usable - self.watermark
+        most = max(*blocks, needed)
+        if most > usable:
+            return UnserviceableRequest(most, usable, "watermark" if most <= self.usable else "pages")
         if max(blocks) > self.columns:
             return UnserviceableRequest(max(blocks), self.columns, "columns")
         if len(blocks) > rows:
             return UnserviceableRequest(len(blocks), rows, "rows")
-        most = max(*blocks, needed)
-        if most > usable:
-            return UnserviceableRequest(most, usable, "watermark" if most <= self.usable else "pages")
         if len(blocks) > free_rows:
             return CapacityDeferred(len(blocks), free_rows, free_rows, "rows")
         free = self.available - self.outstanding
@@ -139,10 +139,10 @@ class ReferenceKvModel:
         """Reserve a step."""
         rows = [self.rows[name] for name in names]
         widest = max((self.blocks(row.length + q) for row, q in zip(rows, query, strict=True)), default=0)
-        if widest > self.columns:
-            return UnserviceableRequest(widest, self.columns, "columns")
         if widest > self.usable:
             return UnserviceableRequest(widest, self.usable, "pages")
+        if widest > self.columns:
+            return UnserviceableRequest(widest, self.columns, "columns")
         growth = [
             (name, column)
             for name, row, q in zip(names, rows, query, strict=True)
