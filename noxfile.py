@@ -131,7 +131,8 @@ def kernels(session: nox.Session) -> None:
 def build(session: nox.Session) -> None:
     """Build the sdists and wheels into dist/, install the wheels alone and import them."""
     shutil.rmtree(ROOT / "dist", ignore_errors=True)
-    session.run("uv", "build", "--quiet", "--all-packages", "--out-dir", "dist", external=True)
+    session.install("uv", *CONSTRAINED)
+    session.run("uv", "build", "--quiet", "--all-packages", "--out-dir", "dist")
     wheels = sorted(str(path) for path in (ROOT / "dist").glob("*.whl"))
     session.install("--reinstall", *wheels, *CONSTRAINED)
     session.run("python", "tools/check_wheels.py", "dist")

@@ -42,6 +42,7 @@ STEPS: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
     ((4, 1, 3, 0, 2), (61, 200, 0, 9, 300)),
     ((20, 1, 1, 1, 1), (0, 400, 33, 65, 128)),
     ((0, 0, 0), (1, 2, 3)),
+    ((1, 2, 1, 1), (17, 18, 48, 47)),
     ((8, 8, 8), (100, 0, 500)),
     ((1, 1, 1, 1, 1, 1), (510, 0, 300, 511, 63, 64)),
     ((1,), (3,)),
@@ -154,6 +155,27 @@ def test_replays_equal_eager_runs_and_the_oracle(dtype: str, stream: Stream) -> 
         graph.close()
 
 
+def test_one_graph_follows_a_sequence_through_every_edge(stream: Stream) -> None:
+    """Lengths 1 to 140 of one sequence beside a constant one, then back to nothing."""
+    lengths = [*range(140), 511, 3, 0]
+    problems = [build(Case((1, 1), (past, 20), seed=past, spare_columns=0, **SHAPE)) for past in lengths]
+    for kernel in paths_for(call_of(problems[0]), stream.device):
+        op, slots = prepared(problems[0], stream, kernel), Slots(problems[0], stream)
+        slots.load(problems[0])
+        with CapturedGraph(stream) as graph:
+            slots.run(op)
+        for problem in problems:
+            slots.load(problem)
+            slots.run(op)
+            eager, _ = slots.read(problem)
+            slots.load(problem)
+            poison_workspace(op, stream)
+            graph.replay()
+            replayed, _ = slots.read(problem)
+            assert_same(replayed, eager)
+            assert_close("a sequence growing under one graph", kernel, replayed, reference(problem))
+
+
 def test_two_graphs_on_two_streams(stream: Stream) -> None:
     problems = steps("bfloat16")
     pair = [problems[5], problems[9]]
@@ -224,6 +246,29 @@ def test_capture_owned_by_torch(stream: Stream) -> None:
         torch.cuda.synchronize()
         got, _ = slots.read(problem)
         assert_close("capture owned by torch", kernel, got, reference(problem))
+
+
+def test_capture_owned_by_the_raw_driver(stream: Stream) -> None:
+    problem = steps("bfloat16")[6]
+    driver = stream.device.driver
+    for kernel in paths_for(call_of(problem), stream.device):
+        op = PagedAttention(
+            call_of(problem), BOUNDS, device=stream.device, kernel=kernel, debug=True
+        ).prepare()
+        slots = Slots(problem, stream)
+        slots.load(problem)
+        with stream.device:
+            driver.begin_capture(stream.handle)
+            slots.run(op)
+            executable = driver.instantiate(driver.end_capture(stream.handle))
+        del op
+        slots.load(problem)
+        with stream.device:
+            driver.launch_graph(executable, stream.handle)
+        got, _ = slots.read(problem)
+        assert_close("capture owned by the raw driver", kernel, got, reference(problem))
+        with stream.device:
+            driver.destroy_executable(executable)
 
 
 def test_capture_owned_by_cuda_core(stream: Stream) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from paged_cuda import ArgumentMismatch, DeviceArray, PagedAttention, Stream
-from parity import Result, assert_close, bits, bounds_of, call_of, reference, upload
+from parity import Result, assert_close, bits, bounds_of, call_of, poisoned, reference, upload
 from problems import Case, Problem, build
 
 CASE = Case((2, 1), (20, 33), heads=4, head_size=192, v_head_size=128, block_size=16, slots=True)
@@ -131,3 +131,19 @@ def test_cupy_arrays_and_streams() -> None:
     stream.synchronize()
     got = Result(output.get(), arrays["key_cache"].get(), lse.get())
     assert_close("arrays by CuPy", op.explain().path, got, want)
+
+
+def test_jax_arrays_as_inputs(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX arrays never change, so they are inputs only."""
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    jax = pytest.importorskip("jax")
+    problem = build(CASE)
+    want = reference(problem)
+    arrays: dict[str, Any] = dict(upload(problem, stream))
+    for name in ("query", "key", "cos_cache", "sin_cache", "block_table"):
+        arrays[name] = jax.numpy.asarray(problem.inputs[name]).block_until_ready()
+    output, lse = poisoned(want.output.shape, "bfloat16", stream), poisoned(want.lse.shape, "float32", stream)
+    op = PagedAttention(call_of(problem), bounds_of(problem), device=stream.device).prepare()
+    op.run(**arrays, output=output, lse=lse, stream=stream)
+    got = Result(output.to_numpy(stream), arrays["key_cache"].to_numpy(stream), lse.to_numpy(stream))
+    assert_close("arrays by JAX", op.explain().path, got, want)

@@ -158,13 +158,27 @@ def test_bytes_that_are_no_text_are_one_line(tiny_path):
     assert done.stderr.count(b"\n") == 1
 
 
-def test_a_reader_that_goes_away_is_no_traceback(tiny_path):
-    shell = f"'{sys.executable}' -m paged_bench demo --model '{tiny_path}' --json hello | true"
+@pytest.mark.parametrize("option", ["--json", "--ignore-eos"])
+def test_a_reader_that_goes_away_is_no_traceback(tiny_path, option):
+    command = f"'{sys.executable}' -m paged_bench demo --model '{tiny_path}' {option} hello"
+    shell = f"{command} | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(
         ["bash", "-c", shell], capture_output=True, text=True, timeout=60, env=ENVIRONMENT, check=False
     )
+    assert done.returncode == 141
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
+
+
+def test_an_output_without_unicode_is_no_traceback(tiny_path):
+    done = subprocess.run(
+        [*COMMAND, "demo", "caf\u00e9", "--model", str(tiny_path), "--max-new", "2"],
+        capture_output=True,
+        timeout=60,
+        env=ENVIRONMENT | {"PYTHONIOENCODING": "ascii"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_interrupt_is_status_130(tiny_path):

@@ -1,11 +1,10 @@
-"""The CUDA backend against a device in host memory, and the choice between backends.
+"""The CUDA backend over a driver without a GPU, and the choice between backends.
 
-The stand-in keeps the op's contract: its arrays are reached only by copies, it reads the uploaded plan,
-it updates the cache that it was given, and it computes what the oracle computes.
+Memory, copies, the device plan, compiling and every check of the operator are the real ones. Only the
+kernels do not run: the oracle computes their numbers from what lies in the device's arrays.
 """
 
-from dataclasses import dataclass
-from types import SimpleNamespace
+from functools import partial
 
 import numpy as np
 import paged_cuda
@@ -22,76 +21,39 @@ from paged_bench.demo.rope import read_tables
 from paged_bench.demo.select import select_backend
 from paged_bench.demo.weights import read_weights
 from paged_bench.errors import BackendError, OptionError
+from paged_cuda import Device, PagedAttention
+from paged_cuda.testing import FakeDriver
 from paged_kv import KVCacheManager, PageGeometry
 from paged_oracle import paged_attention
 from paged_schema import NotImplementedMode
 
 
-class HostArray:
-    def __init__(self, data):
-        self.data = data
-        self.shape = data.shape
+class HostOp(PagedAttention):
+    """The real op up to its launches, which the driver only records; then the oracle's numbers."""
 
-    @classmethod
-    def empty(cls, shape, dtype, device=None):
-        return cls(np.full(shape, 7, cuda_backend.NUMPY_DTYPES[dtype]))
-
-    @classmethod
-    def from_numpy(cls, array, stream, device=None):
-        assert isinstance(stream, HostStream)
-        return cls(array.copy())
-
-    def to_numpy(self, stream):
-        assert isinstance(stream, HostStream)
-        return self.data.copy()
-
-
-class HostStream:
-    def __init__(self, device=None):
-        self.device = SimpleNamespace(properties=SimpleNamespace(name="host memory"))
-
-
-class HostIndexPlan:
-    def __init__(self, bounds, block_size):
-        self.bounds, self.block_size, self.plan = bounds, block_size, None
-
-    def upload(self, plan, stream):
-        assert plan.num_tokens <= self.bounds.max_tokens
-        assert plan.num_seqs <= self.bounds.max_batch
-        assert int(plan.context_lens.max()) <= self.bounds.max_context
-        self.plan = plan
-
-
-@dataclass
-class HostOp:
-    call: object
-    bounds: object
-    prepared: bool = False
-
-    def prepare(self):
-        self.prepared = True
-
-    def run(self, *, query, key, key_cache, plan, cos_cache, sin_cache, output, key_cache_out, stream):
-        assert self.prepared
-        assert key_cache_out is key_cache
-        arrays = {name: array.data for name, array in locals().items() if isinstance(array, HostArray)}
-        arrays.pop("key_cache_out")
-        result = arrays.pop("output")
-        for name in ("cumulative_sequence_length", "past_seqlens", "block_table", "slot_mapping"):
-            arrays[name] = getattr(plan.plan, name)
-        arrays["attention_metadata"] = plan.plan.attention_metadata
-        result[...] = paged_attention(self.call.attributes, arrays).output
+    def run(self, *, stream, **operands):
+        super().run(stream=stream, **operands)
+        plan = operands.pop("plan")
+        arrays = {name: array.to_numpy(stream) for name, array in operands.items()}
+        names = ("cumulative_sequence_length", "past_seqlens", "slot_mapping", "block_table")
+        arrays |= {name: array.to_numpy(stream) for name, array in zip(names, plan.arrays, strict=True)}
+        # The device plan is as wide as its bounds: the rows behind the batch's own are empty.
+        arrays["slot_mapping"] = arrays["slot_mapping"][: len(arrays["query"])]
+        cache = arrays.pop("key_cache_out")
+        del arrays["output"]
+        result = paged_attention(self.call.attributes, {**arrays, "key_cache": cache}).output
+        for target, host in ((operands["output"], result), (operands["key_cache"], cache)):
+            self.device.driver.copy_to_device(target.pointer, host.ctypes.data, host.nbytes, 0)
 
 
 @pytest.fixture
-def host_device(monkeypatch):
-    for name, stand_in in (
-        ("DeviceArray", HostArray),
-        ("Stream", HostStream),
-        ("DeviceIndexPlan", HostIndexPlan),
-        ("PagedAttention", HostOp),
-    ):
-        monkeypatch.setattr(cuda_backend, name, stand_in)
+def host_device(monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("PAGED_CUDA_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cubins"))
+    monkeypatch.setattr(cuda_backend, "PagedAttention", HostOp)
+    device = Device(FakeDriver(), 0)
+    backend = partial(CudaBackend, device=device)
+    monkeypatch.setattr(cuda_backend, "CudaBackend", backend)
+    return backend
 
 
 @pytest.fixture
@@ -128,8 +90,8 @@ def logits(tiny_path, backend):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_the_cuda_backend_hands_the_op_what_the_oracle_gets(host_device, tiny_path, spec_of, dtype):
     spec = spec_of("latent", dtype)
-    backend = CudaBackend(spec, cuda_call(spec))
-    assert backend.device == "host memory"
+    backend = host_device(spec, cuda_call(spec))
+    assert backend.device == "fake GPU"
     np.testing.assert_array_equal(logits(tiny_path, backend), logits(tiny_path, OracleBackend(spec)))
 
 
@@ -176,6 +138,19 @@ def test_auto_says_why_it_takes_the_oracle(host_device, driver, spec_of, layout,
     assert chosen.dtype == "float32"
     assert reason in chosen.reason
     assert "\n" not in chosen.reason
+
+
+def test_auto_says_when_the_op_cannot_be_prepared(driver, monkeypatch, spec_of):
+    def refuse(spec, call):
+        raise paged_cuda.CompileError("arch", "baseline", "sm_50", "sm_80 or newer")
+
+    driver()
+    monkeypatch.setattr(cuda_backend, "CudaBackend", refuse)
+    chosen = select_backend("auto", None, spec_of("latent", "float32"))
+    assert chosen.backend.name == "oracle"
+    assert "sm_50" in chosen.reason
+    with pytest.raises(paged_cuda.CompileError):
+        select_backend("cuda", None, spec_of("latent", "float32"))
 
 
 def test_cuda_without_a_driver_is_an_error(driver, spec_of):

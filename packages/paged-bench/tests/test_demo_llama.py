@@ -5,12 +5,14 @@ import numpy as np
 import pytest
 from paged_bench.demo.backend import BackendSpec
 from paged_bench.demo.config import read_config
+from paged_bench.demo.decoder import GreedyDecoder
 from paged_bench.demo.gguf_file import GgufFile
 from paged_bench.demo.layouts import LAYOUTS
 from paged_bench.demo.llama import Llama
 from paged_bench.demo.oracle_backend import OracleBackend
 from paged_bench.demo.rope import half_split_order, read_tables
 from paged_bench.demo.weights import read_weights
+from paged_bench.errors import BackendError
 from paged_kv import KVCacheManager, PageGeometry
 
 IDS = [int(i) for i in np.random.default_rng(5).integers(0, 264, 45)]
@@ -98,3 +100,17 @@ def test_a_quantised_model_runs(tmp_path, tiny_model):
     }
     expected = model.logits(IDS)
     np.testing.assert_allclose(paged_logits(path, "separate"), expected, atol=2e-4 * np.abs(expected).max())
+
+
+def test_values_beyond_the_element_type_are_refused(tmp_path, tiny_model):
+    model = tiny_model()
+    model.tensors["blk.0.attn_v.weight"] *= 1e6
+    file = GgufFile(model.write(tmp_path / "m"))
+    config = read_config(file)
+    cos, sin = read_tables(file, config, 64)
+    geometry = PageGeometry(8, 16)
+    spec = BackendSpec(config.layers, LAYOUTS["latent"](config), geometry, "float16", cos, sin, 1, 64, 64)
+    decoder = GreedyDecoder(Llama(config, read_weights(file, config)), OracleBackend(spec))
+    kv = KVCacheManager(geometry, max_sequences=1, max_blocks_per_sequence=4)
+    with kv.begin_step(kv.admit([4]), [4]) as step, pytest.raises(BackendError, match="float32"):
+        decoder(step.plan(), np.arange(4), np.array([3]))

@@ -175,9 +175,10 @@ def test_a_failing_model_leaves_the_sequences_as_they_were():
         next(scheduler.steps(fail))
     assert scheduler.sequences[0].cached == 0
     assert scheduler.sequences[0].new_ids == []
-    records = list(scheduler.steps(CountingModel(geometry)))
+    # The plan had been handed out, so its pages stay fenced until the step is known to be over.
+    kv.complete(1)
+    list(scheduler.steps(CountingModel(geometry)))
     assert scheduler.sequences[0].new_ids == expected_ids(requests[0], frozenset())
-    assert len(records) == 5
 
 
 @given(prompt=st.integers(1, 300), new=st.integers(1, 100), block=st.sampled_from([16, 32, 64, 128]))

@@ -92,6 +92,21 @@ def test_dlpack_reads_a_real_producer() -> None:
     assert (read.kind, read.device[0]) == ((0, 32), 1)
 
 
+@pytest.mark.parametrize(("module", "asked"), [("cupy", -1), ("jaxlib._jax", None)])
+def test_no_producer_is_asked_to_synchronise(module: str, asked: int | None, device: Device) -> None:
+    array, seen = DeviceArray.empty((3,), "float16", device), []
+
+    def export(self: object, *, stream: int | None) -> object:
+        seen.append(stream)
+        return array.__dlpack__()
+
+    producer = type(
+        "Array", (), {"__dlpack__": export, "__dlpack_device__": lambda self: (2, 0), "__module__": module}
+    )
+    assert device_view(producer(), "x").pointer == array.pointer
+    assert seen == [asked]
+
+
 def test_torch_accessors_are_read(device: Device) -> None:
     def tensor(*, is_cuda: bool) -> Any:
         return SimpleNamespace(

@@ -74,6 +74,15 @@ def test_one_copy_an_upload_and_no_allocation(driver: FakeDriver, device: Device
     assert (spent["record_event"], spent["wait_event"]) == (4, 2)
 
 
+def test_an_upload_inside_a_capture_is_refused(driver: FakeDriver, device: Device) -> None:
+    plan = DeviceIndexPlan(BOUNDS, 16, device=device)
+    driver.begin_capture(7)
+    with pytest.raises(ArgumentMismatch, match="under capture"):
+        plan.upload(host_plan([1], [3]), 7)
+    driver.end_capture(7)
+    plan.upload(host_plan([1], [3]), 7)
+
+
 def test_narrow_tables_are_padded_with_unmapped_pages(device: Device) -> None:
     plan = DeviceIndexPlan(BOUNDS, 16, device=device)
     plan.upload(host_plan([1], [3], columns=8), 7)

@@ -73,6 +73,34 @@ def test_addresses_follow_each_run(
     assert (launched_params(driver, 1).tokens, launched_params(driver, 3).tokens) == (3, 5)
 
 
+def test_fresh_arrays_in_old_places_are_looked_at_again(
+    driver: FakeDriver, make_call: Make, make_operands: Make, make_operator: Make
+) -> None:
+    call = make_call()
+    op = make_operator(call).prepare()
+    for tokens in (3, 5, 3, 0, 3, 1):
+        launches, operands = len(driver.launched), make_operands(call, tokens=tokens)
+        for _ in range(2):
+            op.run(**operands, stream=7)
+        for index in range(launches, len(driver.launched)):
+            params = launched_params(driver, index)
+            assert (params.tokens, params.key) == (tokens, operands["key"].pointer)
+        del operands
+
+
+def test_a_refused_run_leaves_nothing_behind(
+    driver: FakeDriver, make_call: Make, make_operands: Make, make_operator: Make
+) -> None:
+    call = make_call()
+    op, good, longer = make_operator(call).prepare(), make_operands(call), make_operands(call, tokens=5)
+    op.run(**good, stream=7)
+    for _ in range(2):
+        with pytest.raises(ArgumentMismatch):
+            op.run(**{**longer, "output": good["output"]}, stream=7)
+    op.run(**good, stream=7)
+    assert driver.launched[2:] == driver.launched[:2]
+
+
 def test_launch_shape_depends_on_bounds_only(
     driver: FakeDriver, make_call: Make, make_operands: Make, make_operator: Make
 ) -> None:

@@ -96,10 +96,12 @@ def test_none_is_an_absent_input() -> None:
         {"backend": "triton"},
         {"backend": "flash"},
         {"backend": "flash", "rounding": "exact", "layout": "SEPARATE"},
+        {"backend": "cudnn", "layout": "SEPARATE", "sink": "yes"},
     ],
 )
 def test_options_that_do_not_exist_or_fit(options: dict[str, str]) -> None:
-    case = make_case(new=[2], past=[5], num_heads=2, head_size=32, layout=options.pop("layout", "LATENT"))
+    layout, sink = options.pop("layout", "LATENT"), options.pop("sink", "") == "yes"
+    case = make_case(new=[2], past=[5], num_heads=2, block_size=256, layout=layout, sink=sink)
     inputs = case.fresh()
     with pytest.raises(UnusableOptionError):
         paged_attention(case.attributes, inputs, **options)  # type: ignore[arg-type]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import ml_dtypes
 import numpy as np
 import pytest
 from paged_oracle import Outputs, paged_attention
+from paged_oracle.backends import BackendName
 from paged_oracle.testing import Case, make_case, pieces
 from paged_schema import PagedAttentionAttributes
 
@@ -19,6 +22,7 @@ def indicator(
     slots: list[int] | None = None,
     table: list[int] | None = None,
     cached: float = 1.0,
+    backend: BackendName | None = None,
     **attributes: int | float,
 ) -> Outputs:
     """One head, equal logits, a value of 1 in channel p at position p: an output row is its visible set."""
@@ -44,7 +48,7 @@ def indicator(
     if slots is not None:
         inputs["slot_mapping"] = np.array(slots, np.int32)
     node = PagedAttentionAttributes(num_heads=1, kv_num_heads=1, **attributes)
-    return paged_attention(node, inputs, extensions=FLOAT32)
+    return paged_attention(node, inputs, extensions=FLOAT32, backend=backend)
 
 
 def seen(outputs: Outputs) -> list[list[int]]:
@@ -77,6 +81,12 @@ def test_an_unmapped_block_is_skipped(unmapped: int) -> None:
     outputs = indicator(past=33, new=1, table=[0, unmapped, 2])
     assert seen(outputs) == [[*range(16), 32, 33]]
     np.testing.assert_allclose(outputs.lse, np.log(18), rtol=1e-6)
+
+
+def test_a_backend_that_gathers_counts_an_unmapped_block_as_zeros() -> None:
+    outputs = indicator(past=33, new=1, table=[0, -1, 2], backend="memory-efficient")
+    assert seen(outputs) == [[*range(16), 32, 33]]
+    np.testing.assert_allclose(outputs.lse, np.log(34), rtol=1e-6)
 
 
 def test_a_token_without_a_block_is_not_written_and_sees_the_rest() -> None:
@@ -279,6 +289,32 @@ def test_a_ring_of_blocks_serves_a_window() -> None:
         piece |= {"key_cache": cache, "block_table": table}
         rows.append(paged_attention(case.attributes, piece, extensions=FLOAT32, strict=True).output)
     assert np.concatenate(rows).tobytes() == whole.output.tobytes()
+
+
+def test_heads_without_channels() -> None:
+    """ONNX Runtime lets a head size of 0 pass when there are no tokens."""
+    case = make_case(new=[0], past=[3], layout="SEPARATE", num_heads=2, head_size=16)
+    inputs = case.fresh()
+    for name in ("query", "key", "value"):
+        inputs[name] = inputs[name][:, :0]
+    for name in ("key_cache", "value_cache"):
+        inputs[name] = inputs[name][..., :0]
+    assert paged_attention(case.attributes, inputs).output.shape == (0, 0)
+
+
+def test_memory_does_not_grow_with_the_context() -> None:
+    peaks = []
+    for past in (0, 20_000):
+        case = make_case(new=[130], past=[past], num_heads=16, head_size=64, block_size=256)
+        paged_attention(case.attributes, case.inputs)
+        tracemalloc.start()
+        paged_attention(case.attributes, case.inputs)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    tile = 8 * (1024 * (3 * 128 + 64 + 3 * 64) + 3 * 128 * 64)
+    rows = 4 * case.inputs["query"].nbytes
+    assert max(peaks) < tile + rows
+    assert peaks[1] < 1.05 * peaks[0]
 
 
 def test_case_is_fresh() -> None:

@@ -81,6 +81,12 @@ def test_a_sound_call_passes_and_computes_the_same(options: dict[str, str]) -> N
     assert strict.output.tobytes() == paged_attention(case.attributes, case.fresh()).output.tobytes()
 
 
+def test_true_bounds_pass() -> None:
+    case = ordinary()
+    inputs = case.fresh() | {"attention_metadata": np.array([3, 23, 23], np.int32)}
+    paged_attention(case.attributes, inputs, strict=True)
+
+
 def test_old_blocks_outside_the_window_may_be_unmapped() -> None:
     case = make_case(new=[1], past=[40], num_heads=2, head_size=32, local_window_size=8)
     inputs = case.fresh()

@@ -7,8 +7,10 @@ interrupt, 141 a reader that went away. Heavy imports happen inside the subcomma
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -31,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Command-line words; None takes those of the process.
     """
     _limit_threads()
+    _settle_streams()
     try:
         options = _parser().parse_args(arguments)
         status = int(options.run(options))
@@ -78,6 +81,14 @@ def _limit_threads() -> None:
     has to spare makes a step many times slower, and one fewer costs little.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", str(max(1, min(4, (os.cpu_count() or 1) // 2))))
+
+
+def _settle_streams() -> None:
+    """Let no character stop the output, and keep a warning on one line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    warnings.formatwarning = lambda message, *_: f"paged-bench: warning: {message}\n"
 
 
 def _is_advice(error: Exception) -> bool:

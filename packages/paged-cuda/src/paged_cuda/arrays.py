@@ -6,6 +6,7 @@ that read it would fail much later. `DeviceArray.from_pointer` wraps a raw addre
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -21,6 +22,7 @@ from paged_cuda.stream import StreamLike, stream_handle
 
 Shape = tuple[int, ...]
 Geometry = tuple[Shape, Shape, str, int]
+_serials = itertools.count(1)
 
 
 class BufferLike(Protocol):
@@ -57,9 +59,10 @@ class DeviceArray:
         ordinal: The GPU's number.
         owner: Kept alive with the array.
         geometry: All but pointer and owner, as one value to compare; an array never changes.
+        serial: A number that no other array of the process has, even after this one is gone.
     """
 
-    __slots__ = ("dtype", "geometry", "ordinal", "owner", "pointer", "shape", "strides")
+    __slots__ = ("dtype", "geometry", "ordinal", "owner", "pointer", "serial", "shape", "strides")
 
     def __init__(
         self, pointer: int, shape: Shape, strides: Shape, dtype: str, ordinal: int, owner: object = None
@@ -71,6 +74,7 @@ class DeviceArray:
         self.ordinal = ordinal
         self.owner = owner
         self.geometry: Geometry = (shape, strides, dtype, ordinal)
+        self.serial = next(_serials)
 
     @classmethod
     def empty(cls, shape: Sequence[int], dtype: str, device: DeviceLike = None) -> DeviceArray:

@@ -94,6 +94,8 @@ class PagedAttention:
         self._check = OperandCheck(call, bounds, self.device.ordinal)
         self._geometry: tuple[StepGeometry, bool] | None = None
         self._reach = Reach(0, 0, 0, 0)
+        # The very arrays of the last run, without keeping them: nothing is left to check or to set for them.
+        self._serials: list[int] = []
         self._kernels: list[LoadedKernel] = []
         self._launchers: list[Launcher] = []
         self._violations: DeviceMemory | None = None
@@ -223,8 +225,12 @@ class PagedAttention:
             None if key_cache_out is None else device_view(key_cache_out, "key_cache_out"),
             None if lse is None else device_view(lse, "lse"),
         )
-        self._admit(operands, padded=plan is not None)
-        self._set_addresses(operands)
+        serials = [plan is not None, *[0 if array is None else array.serial for array in operands]]
+        if serials != self._serials:
+            self._serials = []
+            self._admit(operands, padded=plan is not None)
+            self._set_addresses(operands)
+            self._serials = serials
         self._launch(operands, stream_handle(stream), reuse_schedule)
 
     def _admit(self, operands: Operands, *, padded: bool) -> None:

@@ -100,12 +100,16 @@ class DeviceIndexPlan:
         Only the rows in use are copied. The plan's arrays may be changed as soon as this returns.
 
         Raises:
-            ArgumentMismatch: The plan is malformed or exceeds the bounds; the device keeps the previous plan.
+            ArgumentMismatch: The plan is malformed or exceeds the bounds, or the stream is under capture; the
+                device keeps the previous plan.
         """
         _check(plan, self.bounds, self.columns)
         handle, staging = stream_handle(stream), self._staging[self._turn]
-        self._turn = 1 - self._turn
         with self._device:
+            if self._device.driver.is_capturing(handle):
+                advice = "an upload before the replay: a captured copy would bring back old staging memory"
+                raise ArgumentMismatch("capture", "stream", "a stream under capture", advice)
+            self._turn = 1 - self._turn
             staging.wait()
             used = self._fill(staging.values, plan)
             self._device.driver.copy_to_device(self._memory.pointer, staging.address, 4 * used, handle)

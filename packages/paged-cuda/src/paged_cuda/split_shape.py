@@ -81,7 +81,7 @@ def padded_head_size(head_size: int, v_head_size: int) -> int:
 # In order of preference for each row tile, by measurement on one H200 (docs/measurements/): narrow rows run two
 # blocks a multiprocessor; tall tiles leave the loading to the computing warps, which then have 255 registers.
 # The last ones are what 99 KB (sm_86, sm_89, sm_120) and 163 KB (sm_80) of shared memory admit.
-_NARROW = SplitShape(16, kv_tile=32, stages=5, blocks_per_multiprocessor=2)
+_NARROW = SplitShape(16, kv_tile=32, stages=5, producer_warps=2, blocks_per_multiprocessor=2)
 _SHAPES: dict[int, tuple[SplitShape, ...]] = {
     16: (
         SplitShape(16, kv_tile=32, stages=4),

@@ -10,7 +10,7 @@ import ctypes
 from collections import Counter
 from dataclasses import dataclass
 
-from paged_cuda._driver import DeviceProperties, Dim, Launcher
+from paged_cuda._driver import DeviceProperties, Dim, Driver, Launcher
 from paged_cuda.errors import DriverError
 
 FAKE_GPU = DeviceProperties(
@@ -221,3 +221,6 @@ class FakeDriver:
     def destroy_executable(self, executable: int) -> None:
         self.calls["destroy_executable"] += 1
         del self.executables[executable]
+
+
+_conforms: type[Driver] = FakeDriver

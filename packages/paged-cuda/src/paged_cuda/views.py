@@ -57,7 +57,9 @@ def _from_dlpack(array: Any, name: str) -> DeviceArray:
     kind, _ = array.__dlpack_device__()
     if int(kind) not in CUDA_DEVICES:
         raise ArgumentMismatch("host-memory", name, f"DLPack device type {int(kind)}", _ON_DEVICE)
-    capsule = array.__dlpack__(stream=-1)
+    # -1 asks not to synchronise; JAX takes it for a stream's handle.
+    jax = type(array).__module__.partition(".")[0] in ("jax", "jaxlib")
+    capsule = array.__dlpack__(stream=None if jax else -1)
     read = read_capsule(capsule)
     dtype = BY_DLPACK.get(read.kind)
     if dtype is None:

@@ -147,14 +147,14 @@ def _never(
     """Why no amount of waiting helps, if so."""
     table, ledger = state.table, state.ledger
     widest, count = int(totals.max()) if len(totals) else 0, len(totals)
-    if widest > table.num_columns:
-        return UnserviceableRequest(widest, table.num_columns, "columns")
-    if count > table.num_rows:
-        return UnserviceableRequest(count, table.num_rows, "rows")
     usable = state.pool.num_usable - ledger.watermark
     if max(widest, needed) > usable:
         reason = "watermark" if max(widest, needed) <= state.pool.num_usable else "pages"
         return UnserviceableRequest(max(widest, needed), usable, reason)
+    if widest > table.num_columns:
+        return UnserviceableRequest(widest, table.num_columns, "columns")
+    if count > table.num_rows:
+        return UnserviceableRequest(count, table.num_rows, "rows")
     quota = ledger.quotas.get(ledger.tenant_number(request.tenant))
     if quota is not None and max(charge, widest) > quota:
         return UnserviceableRequest(max(charge, widest), quota, "quota")

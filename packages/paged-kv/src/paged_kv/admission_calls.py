@@ -110,8 +110,7 @@ class AdmissionCalls(Authority):
             )
             for slot in slots
         ]
-        lifecycle.release(state, slots, preempted=True)
-        return left
+        return lifecycle.release(state, slots, left, preempted=True)
 
     def resume(
         self, sequence: PreemptedSequence, total_len: int, hit: PrefixHit | None = None

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +38,7 @@ NULL, CLEAN, EVICTABLE, LIVE, FENCED, QUARANTINED = range(6)
 STATE_NAMES = ("null", "clean", "evictable", "live", "fenced", "quarantined")
 
 
-@dataclass(frozen=True, slots=True)
-class PageChoice:
+class PageChoice(NamedTuple):
     """Pages that `BlockPool.choose` picked and nobody owns yet."""
 
     pages: Int64Array

@@ -56,7 +56,10 @@ class BlockTable:
     free: IndexQueue = field(init=False)
     num_advanced: int = field(init=False, default=0)
     last_version: int = field(init=False, default=0)
+    departures: int = field(init=False, default=0)
+    tail_shared: npt.NDArray[np.bool_] = field(init=False)
     _scratch: Int64Array = field(init=False)
+    _order: Int64Array = field(init=False)
 
     def __post_init__(self) -> None:
         rows = self.num_rows
@@ -69,6 +72,8 @@ class BlockTable:
         ):
             setattr(self, name, np.zeros(rows, dtype=np.int64))
         self.state = np.zeros(rows, dtype=np.uint8)
+        self.tail_shared = np.zeros(rows, dtype=np.bool_)
+        self._order = np.arange(rows, dtype=np.int64)
         self.free = IndexQueue(rows)
         self.free.apply_push(np.arange(rows, dtype=np.int64))
 
@@ -85,7 +90,8 @@ class BlockTable:
             StaleSequenceHandle: the sequence was released.
         """
         slots = handles & SLOT_MASK
-        current = self.handle.take(slots, mode="clip") == handles
+        # A free row's own mark is negative, so it would equal itself without the sign test.
+        current = (self.handle.take(slots, mode="clip") == handles) & (handles >= 0)
         if np.count_nonzero(current) != len(handles):
             self._refuse_handle(int(handles[np.flatnonzero(~current)[0]]))
         return slots
@@ -117,7 +123,7 @@ class BlockTable:
         Raises:
             PagedDuplicateRequest: with the first such row.
         """
-        order = np.arange(len(slots))
+        order = self._order[: len(slots)] if len(slots) <= self.num_rows else np.arange(len(slots))
         self._scratch[slots] = order
         same = self._scratch.take(slots) == order
         if np.count_nonzero(same) != len(slots):
@@ -167,12 +173,18 @@ class BlockTable:
             self.preemptions,
         ):
             array[slots] = 0
+        self.tail_shared[slots] = False
         self.handle[slots] = -1
-        self.ready[slots] = -1
+        self.apply_set_away(slots)
         self.tenant[slots] = -1
         self.state[slots] = FREE
         self.apply_touch(slots)
         self.free.apply_push(slots)
+
+    def apply_set_away(self, slots: Int64Array) -> None:
+        """Note that the rows cannot be planned until `ready` holds their handles again."""
+        self.ready[slots] = -1
+        self.departures += 1
 
     def apply_touch(self, slots: Int64Array) -> None:
         """Give each row a version that no row ever had."""

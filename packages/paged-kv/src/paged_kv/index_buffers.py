@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from .block_table import PAD
 from .errors import InvalidGeometry, PagedBufferTooSmall
-from .index_plan import SLOT_SKIP, Batch, PagedIndexPlan, bounds_of, require_columns, slots_of
+from .index_plan import SLOT_SKIP, Batch, PagedIndexPlan, require_columns, slots_of
 from .view import KVView
 
 Int32Array = npt.NDArray[np.int32]
@@ -78,7 +78,7 @@ class IndexPlanBuffers:
         *("block_table", "slot_mapping", "cumulative_sequence_length", "past_seqlens", "context_lens"),
         *("attention_metadata", "max_batch", "max_tokens", "max_blocks", "pad", "policy"),
         *("_cells", "_slots", "_starts", "_past", "_context", "_bounds"),
-        *("_shown", "_filled", "_rows", "_tokens", "_view", "_written"),
+        *("_counting", "_shown", "_filled", "_rows", "_tokens", "_view", "_written"),
     )
 
     def __init__(
@@ -114,6 +114,7 @@ class IndexPlanBuffers:
         self.past_seqlens = _read_only(self._past)
         self.context_lens = _read_only(self._context)
         self.attention_metadata = _read_only(self._bounds)
+        self._counting = np.arange(max_batch + 1, dtype=np.int32)
         self._shown = np.zeros(max_batch, dtype=np.int64)
         self._filled = np.zeros(max_batch, dtype=np.int64)
         self._view: KVView | None = None
@@ -153,13 +154,12 @@ class IndexPlanBuffers:
             PagedBufferTooSmall, PagedTableTooNarrow: the batch does not fit; nothing was written.
             InvalidGeometry: the padding policy needs a null page and the pool has none.
         """
-        bounds = bounds_of(batch)
-        self._require_room(view, batch, bounds)
+        self._require_room(view, batch)
         if self._view is not view:
             self.invalidate()
             self._view = view
         slots = slots_of(view, batch)
-        self._apply_lengths(batch, slots, bounds)
+        self._apply_lengths(batch, slots)
         self._apply_table(view, batch)
         rows, tokens = len(batch.slots), batch.num_tokens
         return PagedIndexPlan(
@@ -173,7 +173,7 @@ class IndexPlanBuffers:
             batch,
         )
 
-    def _require_room(self, view: KVView, batch: Batch, bounds: tuple[int, int, int]) -> None:
+    def _require_room(self, view: KVView, batch: Batch) -> None:
         rows = len(batch.slots)
         if rows > self.max_batch or batch.num_tokens > self.max_tokens:
             raise PagedBufferTooSmall(
@@ -184,18 +184,21 @@ class IndexPlanBuffers:
                 max_batch=self.max_batch,
                 max_tokens=self.max_tokens,
             )
-        require_columns(view.geometry.blocks_for(bounds[1]), self.max_blocks)
+        require_columns(view.geometry.blocks_for(batch.most), self.max_blocks)
         if self.policy is PadPolicy.NULL_PAGE and not view.geometry.null_page:
             raise InvalidGeometry("PadPolicy.NULL_PAGE needs a pool with a null page", null_page=False)
 
-    def _apply_lengths(self, batch: Batch, slots: Int32Array, bounds: tuple[int, int, int]) -> None:
+    def _apply_lengths(self, batch: Batch, slots: Int32Array) -> None:
         rows, tokens = len(batch.slots), batch.num_tokens
         self._slots[:tokens] = slots
         self._past[:rows] = batch.past
         self._context[:rows] = batch.context
-        np.cumsum(batch.query, out=self._starts[1 : rows + 1])
+        if batch.is_decode:
+            self._starts[: rows + 1] = self._counting[: rows + 1]
+        else:
+            np.cumsum(batch.query, out=self._starts[1 : rows + 1])
         self._starts[rows + 1 :] = tokens
-        self._bounds[:] = bounds
+        self._bounds[0], self._bounds[1], self._bounds[2] = batch.longest, batch.most, batch.least
         if tokens < self._tokens:
             self._slots[tokens : self._tokens] = SLOT_SKIP
         if rows < self._rows:
@@ -210,7 +213,7 @@ class IndexPlanBuffers:
         changed = np.flatnonzero(~same) if np.count_nonzero(same) != rows else None
         if changed is not None:
             filled = np.where(same, filled, batch.blocks)
-        grown = np.flatnonzero(filled != batch.blocks)
+        grown = (filled != batch.blocks).nonzero()[0]
         first = filled[grown]
         self._apply_grown(view, batch, grown, first)
         if changed is not None:
@@ -220,13 +223,14 @@ class IndexPlanBuffers:
         lost, self._rows = self._rows - rows, rows
         self._written = lambda: self._ranges(batch, grown, first, changed, max(0, lost))
         self._filled[:rows] = batch.blocks
-        self._shown[:rows] = batch.versions
+        if changed is not None:
+            self._shown[:rows] = batch.versions
 
     def _apply_grown(self, view: KVView, batch: Batch, rows: Int64Array, first: Int64Array) -> None:
         if not len(rows):
             return
-        counts = batch.blocks[rows] - first
-        if int(counts.max()) == 1 == int(counts.min()):
+        # Every count is at least one, so the sum shows whether all are one.
+        if int((batch.blocks[rows] - first).sum()) == len(rows):
             self._cells[rows, first] = view.cells[batch.slots[rows], first]
             return
         for row, start, stop in zip(rows, first, batch.blocks[rows], strict=True):
@@ -238,7 +242,7 @@ class IndexPlanBuffers:
         )
         columns = view.cells.shape[1]
         width = min(self.max_blocks, columns, int(max(batch.blocks[rows].max(), self._filled[rows].max())))
-        if len(rows) == len(batch.slots) and width == columns == self.max_blocks:
+        if len(rows) == len(batch.slots) and columns == self.max_blocks and 2 * width > columns:
             target = self._cells[: len(rows)]
             np.take(view.cells, batch.slots, axis=0, out=target, mode="clip")
         else:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -60,9 +61,11 @@ class PagedRequest:
     context_len: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Batch:
-    """What a plan is made from: rows and lengths, all int64 and checked."""
+class Batch(NamedTuple):
+    """What a plan is made from: rows and lengths, all int64 and checked.
+
+    `longest`, `most` and `least` bound the query lengths and the contexts; all are 0 for an empty batch.
+    """
 
     slots: Int64Array
     query: Int64Array
@@ -71,7 +74,15 @@ class Batch:
     blocks: Int64Array
     versions: Int64Array
     num_tokens: int
+    longest: int
+    most: int
+    least: int
     epoch: int
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every row has exactly one query token."""
+        return self.longest == 1 and self.num_tokens == len(self.slots)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,7 +170,17 @@ class PagedIndexPlan:
             require_contiguous(view, slots)
         blocks = (context + view.geometry.block_size - 1) >> view.geometry.block_shift
         versions = view.version[slots]
-        batch = Batch(slots, query, context - query, context, blocks, versions, int(query.sum()), 0)
+        longest, most, least = (
+            (int(query.max()), int(context.max()), int(context.min())) if len(slots) else (0, 0, 0)
+        )
+        batch = Batch(
+            *(slots, query, context - query, context, blocks, versions),
+            int(query.sum()),
+            longest,
+            most,
+            least,
+            0,
+        )
         if not allow_shared_writes:
             _require_exclusive(view, batch)
         return build_fresh(view, batch, max_blocks=max_blocks, pad=pad)
@@ -230,7 +251,7 @@ def slots_of(view: KVView, batch: Batch) -> Int32Array:
     geometry, columns = view.geometry, view.cells.shape[1]
     # A position plus the row's first cell, counted in tokens: one shift gives the cell, one mask the offset.
     start = batch.past + batch.slots * (columns << geometry.block_shift)
-    if batch.num_tokens == len(batch.slots) and batch.query.all():
+    if batch.is_decode:
         position = start
     else:
         start -= np.cumsum(batch.query) - batch.query
@@ -239,15 +260,8 @@ def slots_of(view: KVView, batch: Batch) -> Int32Array:
     slots: Int32Array = view.flat.take(position >> geometry.block_shift)
     slots <<= geometry.block_shift
     position &= geometry.block_size - 1
-    np.bitwise_or(slots, position, out=slots, casting="unsafe")
+    slots |= position.astype(np.int32)
     return slots
-
-
-def bounds_of(batch: Batch) -> tuple[int, int, int]:
-    """Longest query, longest context and shortest context of a batch; zeros (unknown) for an empty one."""
-    if not len(batch.slots):
-        return 0, 0, 0
-    return int(batch.query.max()), int(batch.context.max()), int(batch.context.min())
 
 
 def require_columns(widest: int, columns: int) -> None:
@@ -283,7 +297,7 @@ def build_fresh(
         cumulative,
         batch.past.astype(np.int32),
         batch.context.astype(np.int32),
-        np.array(bounds_of(batch), dtype=np.int32),
+        np.array([batch.longest, batch.most, batch.least], dtype=np.int32),
     )
     for array in arrays:
         array.flags.writeable = False

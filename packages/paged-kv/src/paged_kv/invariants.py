@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .admission import charges, future_need
-from .block_pool import CLEAN, EVICTABLE, FENCED, HASHED, HELD, LIVE, NULL, PIN, QUARANTINED, REF_MASK
+from .block_pool import CLEAN, EVICTABLE, FENCED, HASHED, HELD, LIVE, NULL, PIN, QUARANTINED, REF, REF_MASK
 from .block_table import FREE, PAD, RESIDENT, SWAPPED, SWAPPING_IN, SWAPPING_OUT
 from .errors import InvariantViolation
 from .state import KVState
@@ -24,13 +24,14 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 def check_fast(state: KVState) -> None:
-    """I1, I3, I7, I8, I10 and I13.
+    """I1, I3, I7, I8, I10, I13 and I17.
 
     Raises:
         InvariantViolation: with the invariant's name and the first offenders.
     """
     _page_states(state)
     _rows(state)
+    _tails(state)
     _fence(state)
     _promises(state)
 
@@ -96,6 +97,19 @@ def _rows(state: KVState) -> None:
     given_up = table.first_block * size
     kept = np.maximum(0, table.settled - table.window)
     _require_all("I8", (given_up == 0) | (given_up <= kept), "a row holds its window")
+
+
+def _tails(state: KVState) -> None:
+    """I17: a partly filled last page that others can read is known to be one before anyone writes to it."""
+    table, pool = state.table, state.pool
+    marked = table.tail_shared.copy()
+    if state.step is not None:
+        marked[state.step.slots] = True
+    rows = np.flatnonzero(
+        (table.seq_len % state.geometry.block_size > 0) & (table.n_blocks > table.first_block) & ~marked
+    )
+    pages = table.cells[rows, table.n_blocks[rows] - 1]
+    _require_all("I17", pool.claims[pages] == REF, "an unmarked last page belongs to its row alone")
 
 
 def _fence(state: KVState) -> None:
@@ -224,6 +238,7 @@ def _parts(state: KVState) -> Iterator[bytes]:
         table.tenant,
         table.preemptions,
         (table.ready >= 0).view(np.uint8),
+        table.tail_shared.view(np.uint8),
     ):
         yield array.tobytes()
     yield np.where(pool.state == FENCED, pool.fence_epoch, 0).tobytes()

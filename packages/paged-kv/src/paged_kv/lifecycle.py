@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
 from .admission import charges, future_need
-from .authority import Authority
+from .authority import Authority, Result
 from .block_pool import HELD, REF
 from .block_table import PAD, SWAPPED
 from .errors import InvalidLength, InvalidWindow, PageNotResident, PositionEvicted, UnsupportedSink
@@ -57,30 +59,39 @@ def _apply_create(
     return handles
 
 
-def release(state: KVState, slots: Int64Array, *, preempted: bool = False) -> None:
-    """End rows; see `KVCacheManager.release`."""
+def release(state: KVState, slots: Int64Array, result: Result, *, preempted: bool = False) -> Result:
+    """End rows and return `result`; see `KVCacheManager.release`."""
     state.require_idle(slots)
     table = state.table
     _, pages = state.take_back(slots, table.first_block[slots], table.n_blocks[slots])
     need = int(future_need(table, slots).sum())
-    _apply_release(state, slots, pages, need, charges(table, slots), preempted)
+    gone = Departure(pages, need, charges(table, slots), preempted)
+    return _apply_release(state, slots, gone, result)
 
 
-def _apply_release(
-    state: KVState, slots: Int64Array, pages: Int64Array, need: int, charged: Int64Array, preempted: bool
-) -> None:
+class Departure(NamedTuple):
+    """What rows leave behind: pages, promises and charges; and whether they gave way or are done."""
+
+    pages: Int64Array
+    promised: int
+    charged: Int64Array
+    preempted: bool
+
+
+def _apply_release(state: KVState, slots: Int64Array, gone: Departure, result: Result) -> Result:
     table = state.table
-    state.ledger.outstanding -= need
-    state.ledger.apply_charge(table.tenant[slots], -charged)
+    state.ledger.outstanding -= gone.promised
+    state.ledger.apply_charge(table.tenant[slots], -gone.charged)
     for slot in slots[table.state[slots] == SWAPPED]:
         state.host.apply_give_back(int(slot))
     _apply_clear(state, slots)
-    state.pool.apply_drop(pages, state.epochs.fence)
+    state.pool.apply_drop(gone.pages, state.epochs.fence)
     table.apply_close(slots)
-    if preempted:
+    if gone.preempted:
         state.tally.preemptions += len(slots)
     else:
         state.tally.releases += len(slots)
+    return result
 
 
 def _apply_clear(state: KVState, slots: Int64Array) -> None:
@@ -159,6 +170,7 @@ def _apply_truncate(
     table.seq_len[slots] = lengths
     table.settled[slots] = np.minimum(table.settled[slots], lengths)
     table.cut[slots] += 1
+    table.tail_shared[slots] = (lengths & (state.geometry.block_size - 1)) > 0
     table.n_blocks[slots] = blocks
     table.promised[slots] = promised
     table.flat[cells] = PAD
@@ -209,6 +221,9 @@ def _apply_fork(
     table.n_blocks[new] = blocks
     table.first_block[new] = first
     table.tenant[new] = table.tenant[slot]
+    if at & (state.geometry.block_size - 1):
+        table.tail_shared[new] = True
+        table.tail_shared[slot] = True
     if first:
         table.num_advanced += len(new)
     state.ledger.apply_charge(table.tenant[new], charges(table, new))
@@ -286,7 +301,7 @@ class LifecycleCalls(Authority):
             UnknownSequence, StaleSequenceHandle, PagedDuplicateRequest: bad rows; a second release is stale.
             RowBusy: a row belongs to an open step or swap.
         """
-        release(self._enter(), self._rows(rows))
+        release(self._enter(), self._rows(rows), None)
 
     def truncate(self, rows: IntVector | int, lengths: IntVector | int) -> None:
         """Shorten each row to `lengths[i]` tokens and give back the pages wholly above.

@@ -219,18 +219,23 @@ def _register(state: KVState, slot: int, chain: PrefixChain) -> int:
         raise InvalidWindow(f"row {slot} has a window; only rows without one are cached", row=slot)
     full = min(len(chain.digests), int(table.seq_len[slot]) // state.geometry.block_size)
     pages = table.cells[slot, :full].astype(np.int64)
-    known = int(np.count_nonzero(pool.claims[pages] & HASHED))
-    if known and state.prefix.digest_of.get(int(pages[known - 1])) != chain.digests[known - 1]:
-        raise PrefixMismatch(
-            f"page {int(pages[known - 1])}, block {known - 1} of row {slot}, is registered under another digest; "
-            "the chain does not describe this row",
-            row=slot,
-            block=known - 1,
-            page=int(pages[known - 1]),
-        )
+    hashed = (pool.claims[pages] & HASHED) != 0
+    if hashed.any():
+        # A digest stands for all tokens up to its block: the last known one vouches for those in front of it.
+        last = int(np.flatnonzero(hashed)[-1])
+        if state.prefix.digest_of[int(pages[last])] != chain.digests[last]:
+            raise PrefixMismatch(
+                f"page {int(pages[last])}, block {last} of row {slot}, is registered under another digest; the "
+                "chain does not describe this row",
+                row=slot,
+                block=last,
+                page=int(pages[last]),
+            )
     stop, contents = state.prefix.known_blocks(chain, full)
-    new, digests = pages[known:stop].tolist(), chain.digests[known:stop]
-    return _apply_register(state, new, digests, None if contents is None else contents[known:])
+    blocks = np.flatnonzero(~hashed[:stop])
+    digests = [chain.digests[block] for block in blocks]
+    kept = None if contents is None else [contents[block] for block in blocks]
+    return _apply_register(state, pages[blocks].tolist(), digests, kept)
 
 
 def _apply_register(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 Int64Array = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class InFlight:
+class InFlight(NamedTuple):
     """The rows of a committed step and the lengths that completing it settles."""
 
     epoch: int
@@ -37,6 +36,17 @@ class InFlight:
     handles: Int64Array
     cuts: Int64Array
     lengths: Int64Array
+
+
+class RecentBatch(NamedTuple):
+    """The last batch that was found to be of distinct rows that can be planned."""
+
+    handles: Int64Array
+    slots: Int64Array
+    departures: int
+
+
+NO_BATCH = RecentBatch(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), 0)
 
 
 @dataclass(slots=True)
@@ -68,6 +78,7 @@ class KVState:
     epochs: Epochs = field(default_factory=Epochs)
     tally: Tally = field(default_factory=Tally)
     step: StepTransaction | None = None
+    recent: RecentBatch = NO_BATCH
     open_pins: dict[int, PagePins] = field(default_factory=dict)
 
     def require_idle(self, slots: Int64Array) -> None:

@@ -10,22 +10,22 @@ order of the free queues and cached content that was evicted for the reservation
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .admission import charges
 from .block_pool import HASHED, HELD, PIN, REF, REF_MASK, PageChoice
-from .block_table import PAD, ROW_STATE_NAMES
+from .block_table import PAD, ROW_STATE_NAMES, SLOT_MASK, BlockTable
 from .copy_plan import CopyPlan
 from .errors import AcceptedOutOfRange, InvalidLength, PageNotResident, StepClosed, StepOpen
 from .outcomes import CapacityDeferred, UnserviceableRequest
-from .state import InFlight, KVState
-from .vectors import IntVector, as_lengths
+from .state import InFlight, KVState, RecentBatch
+from .vectors import IntVector, QueryLengths, as_lengths
 
 if TYPE_CHECKING:
     from .index_buffers import IndexPlanBuffers
@@ -45,17 +45,21 @@ class StepState(Enum):
     ROLLED_BACK = "rolled back"
 
 
-@dataclass(frozen=True, slots=True)
-class SharedWrites:
-    """Write targets that others can read: which cells get a copy, and which pages only lose their registration."""
+class SharedWrites(NamedTuple):
+    """Write targets that others can read: which cells get a copy, and which pages only lose their digest.
 
-    batch: Int64Array = field(default_factory=lambda: EMPTY)
-    cells: Int64Array = field(default_factory=lambda: EMPTY)
-    sources: Int64Array = field(default_factory=lambda: EMPTY)
-    unregister: Int64Array = field(default_factory=lambda: EMPTY)
+    `resolved` are the rows whose last page is theirs alone once the step commits.
+    """
+
+    batch: Int64Array
+    cells: Int64Array
+    sources: Int64Array
+    unregister: Int64Array
+    resolved: Int64Array
 
 
-NO_SHARED_WRITES = SharedWrites()
+NO_PAGES = PageChoice(EMPTY, 0, -1, -1)
+NO_SHARED_WRITES = SharedWrites(EMPTY, EMPTY, EMPTY, EMPTY, EMPTY)
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +74,9 @@ class StepTransaction:
         past_lens: ``(batch,)`` int64, tokens before the step.
         new_lens: ``(batch,)`` int64, tokens after a full commit.
         num_tokens: query tokens of the batch.
+        longest: the longest query.
+        most: the longest context after a full commit.
+        least: the shortest context after a full commit.
         copies: run this before the step's kernels; None when no page needs a copy.
         state: where the transaction stands.
     """
@@ -82,8 +89,13 @@ class StepTransaction:
     past_lens: Int64Array
     new_lens: Int64Array
     num_tokens: int
+    longest: int
+    most: int
+    least: int
     old_blocks: Int64Array
     new_blocks: Int64Array
+    grown: Int64Array
+    grown_rows: Int64Array
     grown_cells: Int64Array
     choice: PageChoice
     shared: SharedWrites
@@ -152,7 +164,7 @@ class StepTransaction:
 
 
 def reserve(
-    manager: StepCalls, state: KVState, handles: Int64Array, query: Int64Array
+    manager: StepCalls, state: KVState, handles: Int64Array, lengths: QueryLengths
 ) -> StepTransaction | CapacityDeferred | UnserviceableRequest:
     """Judge the batch and take its pages; see `KVCacheManager.begin_step`."""
     table, pool, ledger = state.table, state.pool, state.ledger
@@ -160,20 +172,22 @@ def reserve(
         raise StepOpen(
             f"step {state.step.epoch} is still open; commit it or roll it back", epoch=state.step.epoch
         )
-    slots = _ready_rows(state, handles)
-    table.require_distinct(slots)
+    slots = _batch_rows(state, handles)
+    query = lengths.values
     past = table.seq_len[slots]
     new_lens = past + query
     shift, mask = state.geometry.block_shift, state.geometry.block_size - 1
     new_blocks = (new_lens + mask) >> shift
     old_blocks = table.n_blocks[slots]
-    widest = int(new_blocks.max()) if len(slots) else 0
-    if widest > table.num_columns:
-        return UnserviceableRequest(widest, table.num_columns, "columns")
+    most, least = (int(new_lens.max()), int(new_lens.min())) if len(slots) else (0, 0)
+    widest = state.geometry.blocks_for(most)
     if widest > pool.num_usable:
         return UnserviceableRequest(widest, pool.num_usable, "pages")
-    growth = new_blocks - old_blocks
-    num_new = int(growth.sum())
+    if widest > table.num_columns:
+        return UnserviceableRequest(widest, table.num_columns, "columns")
+    grown = (new_blocks != old_blocks).nonzero()[0]
+    growth = new_blocks[grown] - old_blocks[grown]
+    num_new = int(growth.sum()) if len(grown) else 0
     shared = _shared_writes(state, slots, past, query)
     needed = num_new + len(shared.cells)
     promised = promised_part(state, slots, old_blocks, new_blocks)
@@ -186,7 +200,8 @@ def reserve(
         over = ledger.batch_over_quota(table.tenant[slots], charged)
         if over is not None:
             return over
-    choice = pool.choose(needed)
+    grown_rows = slots[grown]
+    choice = pool.choose(needed) if needed else NO_PAGES
     step = StepTransaction(
         manager=manager,
         epoch=state.epochs.begun + 1,
@@ -195,13 +210,18 @@ def reserve(
         query_lens=query,
         past_lens=past,
         new_lens=new_lens,
-        num_tokens=int(query.sum()),
+        num_tokens=lengths.total,
+        longest=lengths.longest,
+        most=most,
+        least=least,
         old_blocks=old_blocks,
         new_blocks=new_blocks,
-        grown_cells=_grown_cells(table.num_columns, slots, old_blocks, growth) if num_new else EMPTY,
+        grown=grown,
+        grown_rows=grown_rows,
+        grown_cells=_grown_cells(table, grown_rows, old_blocks[grown], growth) if num_new else EMPTY,
         choice=choice,
         shared=shared,
-        copies=_copy_plan(shared, choice.pages[num_new:], past & mask),
+        copies=_copy_plan(shared, choice.pages[num_new:], past, mask),
         charged=charged,
         promised_taken=promised,
         launched_before=state.epochs.launched,
@@ -209,10 +229,24 @@ def reserve(
     return _apply_reserve(state, step)
 
 
-def _ready_rows(state: KVState, handles: Int64Array) -> Int64Array:
-    table = state.table
-    slots = handles & 0xFFFFFF
-    ready = table.ready.take(slots, mode="clip") == handles
+def _batch_rows(state: KVState, handles: Int64Array) -> Int64Array:
+    """Row numbers of the batch; free when it is the last batch again and no row has gone away since."""
+    table, recent = state.table, state.recent
+    if (
+        recent.departures == table.departures
+        and len(recent.handles) == len(handles)
+        and np.count_nonzero(recent.handles == handles) == len(handles)
+    ):
+        return recent.slots
+    slots = _ready_rows(table, handles)
+    table.require_distinct(slots)
+    state.recent = RecentBatch(handles, slots, table.departures)
+    return slots
+
+
+def _ready_rows(table: BlockTable, handles: Int64Array) -> Int64Array:
+    slots = handles & SLOT_MASK
+    ready = (table.ready.take(slots, mode="clip") == handles) & (handles >= 0)
     if np.count_nonzero(ready) == len(handles):
         return slots
     table.resolve(handles)
@@ -244,15 +278,16 @@ def judge(state: KVState, needed: int, promised: int) -> CapacityDeferred | Unse
 def _shared_writes(state: KVState, slots: Int64Array, past: Int64Array, query: Int64Array) -> SharedWrites:
     """Partly filled pages that this step writes to and that are not the writer's alone."""
     table, pool = state.table, state.pool
+    marked = table.tail_shared.take(slots)
+    if not np.count_nonzero(marked):
+        return NO_SHARED_WRITES
     partial = past & (state.geometry.block_size - 1)
+    writers_at = np.flatnonzero(marked & (query > 0) & (partial > 0))
     cells = slots * table.num_columns + (past >> state.geometry.block_shift)
     pages = table.flat.take(cells, mode="clip")
-    suspect = (pool.claims.take(pages, mode="clip") != REF) & (partial != 0)
-    if not np.count_nonzero(suspect):
-        return NO_SHARED_WRITES
-    batch = np.flatnonzero(suspect & (query > 0))
+    batch = writers_at[pool.claims[pages[writers_at]] != REF]
     if not len(batch):
-        return NO_SHARED_WRITES
+        return NO_SHARED_WRITES._replace(resolved=slots[writers_at])
     unique, inverse, writers = np.unique(
         pages[batch].astype(np.int64), return_inverse=True, return_counts=True
     )
@@ -260,29 +295,33 @@ def _shared_writes(state: KVState, slots: Int64Array, past: Int64Array, query: I
     hashed = (claims & HASHED) != 0
     alone = ((claims & REF_MASK) == writers) & ((claims & HELD) < PIN)
     keeps = alone & (~hashed | (writers == 1))
-    last_writer = np.zeros(len(unique), dtype=np.int64)
-    last_writer[inverse] = np.arange(len(batch))
+    # The writer with the most tokens keeps the original: it writes only above what every other row has there,
+    # so that a rollback after the launch gives them back an untouched page.
+    order = np.argsort(past[batch], kind="stable")
+    keeper = np.zeros(len(unique), dtype=np.int64)
+    keeper[inverse[order]] = order
     copied = np.ones(len(batch), dtype=np.bool_)
-    copied[last_writer[keeps]] = False
+    copied[keeper[keeps]] = False
     rows = batch[copied]
-    return SharedWrites(rows, cells[rows], pages[rows].astype(np.int64), unique[keeps & hashed])
+    sources = pages[rows].astype(np.int64)
+    return SharedWrites(rows, cells[rows], sources, unique[keeps & hashed], slots[writers_at])
 
 
-def _copy_plan(shared: SharedWrites, targets: Int64Array, partial: Int64Array) -> CopyPlan | None:
+def _copy_plan(shared: SharedWrites, targets: Int64Array, past: Int64Array, mask: int) -> CopyPlan | None:
     if not len(shared.cells):
         return None
-    columns = (shared.sources, targets, partial[shared.batch])
+    columns = (shared.sources, targets, past[shared.batch] & mask)
     return CopyPlan(*(column.astype(np.int32) for column in columns))
 
 
-def _grown_cells(columns: int, slots: Int64Array, old: Int64Array, growth: Int64Array) -> Int64Array:
-    rows = np.flatnonzero(growth)
-    first = slots[rows] * columns + old[rows]
-    counts = growth[rows]
-    if int(counts.max()) == 1:
+def _grown_cells(table: BlockTable, slots: Int64Array, old: Int64Array, growth: Int64Array) -> Int64Array:
+    """Flat indices of the new cells of each row, first column first."""
+    first = slots * table.num_columns + old
+    total = int(growth.sum())
+    if total == len(slots):
         return first
-    ends = np.cumsum(counts)
-    return np.repeat(first - ends + counts, counts) + np.arange(int(ends[-1]))
+    ends = np.cumsum(growth)
+    return np.repeat(first - ends + growth, growth) + np.arange(total)
 
 
 def _apply_reserve(state: KVState, step: StepTransaction) -> StepTransaction:
@@ -293,7 +332,7 @@ def _apply_reserve(state: KVState, step: StepTransaction) -> StepTransaction:
         state.apply_take(step.choice)
         count = len(step.grown_cells)
         table.flat[step.grown_cells] = step.choice.pages[:count]
-        table.n_blocks[step.slots] = step.new_blocks
+        table.n_blocks[step.grown_rows] = step.new_blocks[step.grown]
         state.ledger.outstanding -= step.promised_taken
     if len(step.shared.cells):
         table.flat[step.shared.cells] = step.choice.pages[len(step.grown_cells) :]
@@ -329,6 +368,8 @@ def _apply_commit(state: KVState, step: StepTransaction, record: InFlight, token
     state.epochs.pending.append(record)
     state.tally.steps += 1
     state.tally.tokens += tokens
+    if len(step.shared.resolved):
+        state.table.tail_shared[step.shared.resolved] = False
     step.state = StepState.COMMITTED
     state.step = None
 
@@ -352,42 +393,43 @@ def commit_prefix(state: KVState, step: StepTransaction, accepted: IntVector | i
     lengths = step.past_lens + kept
     blocks = (lengths + state.geometry.block_size - 1) >> state.geometry.block_shift
     record = InFlight(step.epoch, step.slots, step.handles, table.cut[step.slots], lengths)
-    shrunk = step.slots[blocks < step.new_blocks]
     cells, pages = state.take_back(step.slots, blocks, step.new_blocks)
-    back = _promise_back(state, step, blocks)
-    uncharge = None
+    promised, charge = table.promised[step.slots], None
+    back = np.maximum(promised - blocks, 0) - np.maximum(promised - step.new_blocks, 0)
     if step.charged is not None:
-        uncharge = np.maximum(table.promised[step.slots], blocks) - charges(table, step.slots)
-    _apply_commit(state, step, record, int(kept.sum()))
-    _apply_shrink(state, step.slots, blocks, cells, pages, shrunk, step.epoch)
-    _apply_ledger(state, step, back, uncharge)
+        charge = np.maximum(promised, blocks) - charges(table, step.slots)
+    shrink = Shrink(blocks, cells, pages, step.slots[blocks < step.new_blocks], int(back.sum()), charge)
+    _apply_commit_prefix(state, step, record, int(kept.sum()), shrink)
 
 
-def _promise_back(state: KVState, step: StepTransaction, blocks: Int64Array) -> int:
-    promised = state.table.promised[step.slots]
-    return int((np.maximum(promised - blocks, 0) - np.maximum(promised - step.new_blocks, 0)).sum())
+class Shrink(NamedTuple):
+    """What a step's rows give back: cells and pages above `blocks`, promises and charges."""
+
+    blocks: Int64Array
+    cells: Int64Array
+    pages: Int64Array
+    shrunk: Int64Array
+    promised: int
+    charge: Int64Array | None
 
 
-def _apply_shrink(
-    state: KVState,
-    slots: Int64Array,
-    blocks: Int64Array,
-    cells: Int64Array,
-    pages: Int64Array,
-    shrunk: Int64Array,
-    epoch: int,
+def _apply_commit_prefix(
+    state: KVState, step: StepTransaction, record: InFlight, tokens: int, shrink: Shrink
 ) -> None:
-    state.table.n_blocks[slots] = blocks
-    if len(cells):
-        state.table.flat[cells] = PAD
-        state.pool.apply_drop(pages, epoch)
-        state.table.apply_touch(shrunk)
+    _apply_commit(state, step, record, tokens)
+    _apply_shrink(state, step, shrink)
 
 
-def _apply_ledger(state: KVState, step: StepTransaction, back: int, charge: Int64Array | None) -> None:
-    state.ledger.outstanding += back
-    if charge is not None:
-        state.ledger.apply_charge(state.table.tenant[step.slots], charge)
+def _apply_shrink(state: KVState, step: StepTransaction, shrink: Shrink) -> None:
+    state.table.n_blocks[step.slots] = shrink.blocks
+    if len(shrink.cells):
+        state.table.flat[shrink.cells] = PAD
+        state.table.apply_touch(shrink.shrunk)
+    if len(shrink.pages):
+        state.pool.apply_drop(shrink.pages, step.epoch)
+    state.ledger.outstanding += shrink.promised
+    if shrink.charge is not None:
+        state.ledger.apply_charge(state.table.tenant[step.slots], shrink.charge)
 
 
 def rollback(state: KVState, step: StepTransaction) -> None:
@@ -395,14 +437,15 @@ def rollback(state: KVState, step: StepTransaction) -> None:
     require_open(step)
     launched = step.state is StepState.EMITTED
     earlier = step.launched_before if step.launched_before > state.epochs.completed else 0
-    grown = step.slots[step.new_blocks > step.old_blocks]
     pages = step.choice.pages[::-1]
     state.pool.require_refs(pages)
-    _apply_rollback(state, step, pages, grown, launched, earlier)
+    charge = None if step.charged is None else -step.charged
+    shrink = Shrink(step.old_blocks, step.grown_cells, pages, step.grown_rows, step.promised_taken, charge)
+    _apply_rollback(state, step, shrink, launched, earlier)
 
 
 def _apply_rollback(
-    state: KVState, step: StepTransaction, pages: Int64Array, grown: Int64Array, launched: bool, earlier: int
+    state: KVState, step: StepTransaction, shrink: Shrink, launched: bool, earlier: int
 ) -> None:
     table, pool = state.table, state.pool
     if len(step.shared.cells):
@@ -410,10 +453,7 @@ def _apply_rollback(
         for source in step.shared.sources:  # the same source may serve several rows
             pool.apply_share(source.reshape(1))
         table.apply_touch(step.slots[step.shared.batch])
-    _apply_shrink(state, step.slots, step.old_blocks, step.grown_cells, pages[:0], grown, step.epoch)
-    if len(pages):
-        pool.apply_drop(pages, step.epoch)
-    _apply_ledger(state, step, step.promised_taken, None if step.charged is None else -step.charged)
+    _apply_shrink(state, step, shrink)
     if not launched:
         state.epochs.launched = step.launched_before
         pool.apply_refence(step.epoch, earlier)

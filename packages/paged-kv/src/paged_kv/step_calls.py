@@ -9,7 +9,7 @@ from .index_buffers import IndexPlanBuffers
 from .index_plan import Batch, PagedIndexPlan, build_fresh, require_contiguous
 from .outcomes import CapacityDeferred, UnserviceableRequest
 from .step import StepState, StepTransaction
-from .vectors import IntVector, as_handles, as_lengths
+from .vectors import IntVector, as_handles, as_query_lengths
 
 
 class StepCalls(Authority):
@@ -35,8 +35,8 @@ class StepCalls(Authority):
         """
         state = self._enter()
         handles = as_handles(rows).copy()
-        query = as_lengths(query_lens, len(handles), "query_lens").copy()
-        return self._apply_leave(step.reserve(self, state, handles, query))
+        lengths = as_query_lengths(query_lens, len(handles))
+        return self._apply_leave(step.reserve(self, state, handles, lengths))
 
     def complete(self, epoch: int) -> None:
         """Say that the device is done with every step up to `epoch`: what they read may now be reused.
@@ -90,6 +90,9 @@ class StepCalls(Authority):
             transaction.new_blocks,
             self._view.version[transaction.slots],
             transaction.num_tokens,
+            transaction.longest,
+            transaction.most,
+            transaction.least,
             transaction.epoch,
         )
         plan = build_fresh(self._view, batch) if buffers is None else buffers.emit(self._view, batch)

@@ -100,7 +100,7 @@ def _apply_swap_out(state: KVState, plan: SwapPlan, head: int) -> SwapPlan:
     host.free.apply_take(len(plan.host_pages), head)
     host.apply_hold(plan)
     table.state[plan.slots] = SWAPPING_OUT
-    table.ready[plan.slots] = -1
+    table.apply_set_away(plan.slots)
     state.tally.swaps_out += len(plan.slots)
     return plan
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,24 @@ def as_handles(rows: IntVector | int) -> Int64Array:
     return array.astype(np.int64)
 
 
+class QueryLengths(NamedTuple):
+    """Query lengths with their sum and maximum, which are free when every one is 1."""
+
+    values: Int64Array
+    total: int
+    longest: int
+
+
+def as_query_lengths(values: IntVector | int, count: int) -> QueryLengths:
+    """Query lengths as an own copy; see `as_lengths`."""
+    if type(values) is np.ndarray and values.dtype == np.int64 and values.ndim == 1 and len(values) == count:
+        own = np.array(values, dtype=np.int64)
+        if count and np.count_nonzero(own == 1) == count:
+            return QueryLengths(own, count, 1)
+    own = as_lengths(values, count, "query_lens").copy()
+    return QueryLengths(own, int(own.sum()), int(own.max()) if count else 0)
+
+
 def as_lengths(values: IntVector | int, count: int, name: str) -> Int64Array:
     """`count` token counts in ``[0, 2**31)``; a single integer stands for all of them.
 
@@ -53,7 +72,8 @@ def as_lengths(values: IntVector | int, count: int, name: str) -> Int64Array:
         raise InvalidLength(
             f"{name} has {len(array)} values for {count} rows", given=len(array), expected=count
         )
-    if count and (int(array.min()) < 0 or int(array.max()) > INT32_MAX):
+    # As unsigned numbers, negative ones are the largest: one maximum shows both kinds of bad length.
+    if count and int(array.view(np.uint64).max()) > INT32_MAX:
         bad = int(array.min()) if int(array.min()) < 0 else int(array.max())
         raise InvalidLength(
             f"{name} has {bad}; lengths lie in [0, {INT32_MAX}]", given=bad, maximum=INT32_MAX

@@ -58,7 +58,7 @@ def paged_attention(
     Memory beyond inputs and outputs is a constant number of copies of the new tokens' rows, plus a tile of
     `tiles.ROW_TILE` query rows (tokens times heads) against `tiles.KEY_CHUNK` positions, whatever the
     context: ``8 * (ROW_TILE * (3 * KEY_CHUNK + head_size + 3 * v_head_size) + 3 * KEY_CHUNK * kv_num_heads *
-    head_size)`` bytes, 24 MB for 16 heads at 576/512. A single token with more heads than `ROW_TILE` is one
+    head_size)`` bytes, 22 MB for 16 heads at 576/512. A single token with more heads than `ROW_TILE` is one
     tile.
 
     Args:
@@ -108,6 +108,8 @@ def _emulated(bound: BoundCall, rounding: Rounding, backend: BackendName | None)
         raise UnusableOptionError("backend", backend, f"one of {', '.join(BACKENDS)}, or None")
     if rounding != "ort" or bound.call.layout == "LATENT":
         raise UnusableOptionError("backend", backend, "None, except for SEPARATE with rounding='ort'")
+    if bound.call.has_head_sink and not BACKENDS[backend].takes_sink:
+        raise UnusableOptionError("backend", backend, "one that has a head sink")
     return BACKENDS[backend]
 
 

@@ -22,23 +22,28 @@ BackendName = Literal["paged-decode", "flash", "memory-efficient", "cudnn"]
 
 @dataclass(frozen=True)
 class Backend:
-    """Where a backend rounds to T.
+    """What a backend does on top of what all do: where it rounds to T, and what it makes of a missing block.
 
     Attributes:
         weights: softmax weights, before they meet the values.
         copies: the dequantised rows of a quantised cache.
         sink: the output before the head sink scales it; it is rounded again after.
+        gathers: it attends to a gathered copy, in which a position without a block is a row of zeros that
+            takes part with a logit of 0, instead of being skipped.
+        takes_sink: it has a head sink at all.
     """
 
     weights: bool = False
     copies: bool = False
     sink: bool = False
+    gathers: bool = False
+    takes_sink: bool = True
 
 
 COMMON = Backend()
 BACKENDS: dict[BackendName, Backend] = {
     "paged-decode": COMMON,
-    "flash": Backend(weights=True, copies=True, sink=True),
-    "memory-efficient": Backend(weights=True, copies=True),
-    "cudnn": Backend(weights=True),
+    "flash": Backend(weights=True, copies=True, sink=True, gathers=True),
+    "memory-efficient": Backend(weights=True, copies=True, gathers=True, takes_sink=False),
+    "cudnn": Backend(weights=True, takes_sink=False),
 }

@@ -79,7 +79,7 @@ class Forward:
         for positions in tile.chunks():
             block, offset = self.sequences.place(tile.sequence, positions)
             block[positions >= tile.end] = -1
-            mapped = block >= 0
+            mapped = positions < tile.end if self.backend.gathers else block >= 0
             if not mapped.any():
                 continue
             self.keys.read(block, offset, keys)

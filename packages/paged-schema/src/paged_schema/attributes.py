@@ -70,7 +70,8 @@ class PagedAttentionAttributes(BaseModel):
     'SEPARATE'
     """
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    # Building the validator takes longer than importing pydantic, so the first use pays for it.
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", defer_build=True)
 
     num_heads: Int64
     kv_num_heads: Int64

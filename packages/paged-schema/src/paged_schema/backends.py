@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from paged_schema.call import Call
 from paged_schema.facts import QUANTISED, known
 from paged_schema.inputs import Dim
 
@@ -93,6 +94,36 @@ class BackendVerdict:
     backend: str
     serves: bool
     reasons: tuple[str, ...] = ()
+
+
+def problem_of(call: Call, *, sm: int = 80, tokens: Dim = None, batch: Dim = None) -> Problem:
+    """Describe a checked call for backend selection.
+
+    Args:
+        call: A checked call.
+        sm: Compute capability as major * 10 + minor.
+        tokens: New tokens of a step, where the call leaves them open.
+        batch: Sequences of a step, where the call leaves them open.
+    """
+    return Problem(
+        minor=int(call.ort.partition(".")[2]),
+        sm=sm,
+        dtype=call.dtype,
+        cache_dtype=call.cache_dtype,
+        latent=call.layout == "LATENT",
+        head_size=call.head_size,
+        v_head_size=call.v_head_size,
+        group_size=call.group_size,
+        block_size=call.block_size,
+        tokens=call.tokens if known(call.tokens) is not None else tokens,
+        batch=call.batch if known(call.batch) is not None else batch,
+        sink=call.has_head_sink,
+        windowed=call.local_window_size > 0,
+        softcapped=call.softcap > 0,
+        causal=call.causal,
+        metadata=call.has_metadata,
+        per_channel=call.k_quant_type == call.v_quant_type == "PER_CHANNEL",
+    )
 
 
 def latent_shared_bytes(head_size: int, v_head_size: int) -> int:

@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from paged_schema import rules
 from paged_schema.attributes import PagedAttentionAttributes
 from paged_schema.call import Call, resolve
 from paged_schema.capability import Capability, require
-from paged_schema.errors import InvalidArgument, NotImplementedMode, PagedSchemaError
+from paged_schema.dtypes import UNDEFINED
+from paged_schema.errors import InvalidArgument, NotImplementedMode, PagedSchemaError, Stage
 from paged_schema.facts import Facts, RunValues, Target
 from paged_schema.inputs import PagedAttentionInputs, PagedAttentionOutputs, TensorSpec
+from paged_schema.rules.registry import STAGES
 from paged_schema.strict import check_values
 
 if TYPE_CHECKING:
@@ -24,8 +26,9 @@ if TYPE_CHECKING:
 ORT_VERSIONS: Final = ("1.29", "1.30", "1.31", "1.32")
 PROVIDERS: Final = ("cuda", "webgpu", "cpu", "paged-cuda")
 EXTENSIONS: Final = frozenset({"float32"})
+SESSION: Final[tuple[Stage, ...]] = ("load", "build")
+RUN: Final[tuple[Stage, ...]] = ("run", "select")
 NO_EXTENSIONS: Final[frozenset[str]] = frozenset()
-ONE_OUTPUT: Final = (TensorSpec("undefined"),)
 
 
 def check(
@@ -33,6 +36,7 @@ def check(
     inputs: PagedAttentionInputs,
     *,
     outputs: PagedAttentionOutputs | None = None,
+    declared: PagedAttentionInputs | None = None,
     ort: str = "1.31",
     provider: str = "cuda",
     extensions: Iterable[str] = NO_EXTENSIONS,
@@ -46,6 +50,8 @@ def check(
         attributes: The node's attributes.
         inputs: Types and shapes of its inputs.
         outputs: The declared outputs; None checks a node with the one required output.
+        declared: What the model file declares, where that says less than `inputs`: the load and build rules
+            judge it, the later ones judge `inputs`, as ORT does with a symbolic model.
         ort: ORT version, `1.29` to `1.32`; a patch number is ignored.
         provider: `cuda` or `webgpu` for ORT's kernels, `cpu` (which has none), `paged-cuda` for our own op.
         extensions: What to admit beyond ORT. `float32` admits float32 queries and caches.
@@ -72,9 +78,13 @@ def check(
     """
     target = target_of(ort, provider, frozenset(extensions), sm)
     facts = Facts(
-        target, attributes, inputs.slots(), outputs.slots() if outputs else ONE_OUTPUT, values=values
+        target, attributes, inputs.slots(), outputs.slots() if outputs else _one_output(), values=values
     )
-    run_rules(facts)
+    if declared is None:
+        run_rules(facts)
+    else:
+        run_rules(Facts(target, attributes, declared.slots(), facts.outputs), SESSION)
+        run_rules(facts, RUN)
     call = require_provider(resolve(facts, inputs, f"1.{target.minor}", outputs is not None))
     if strict is not None:
         check_values(call, strict)
@@ -90,9 +100,9 @@ def require_provider(call: Call) -> Call:
     return call
 
 
-def run_rules(facts: Facts) -> None:
-    """Raise the error of the first rule that does not hold."""
-    for step in rules.steps_for(facts.target.minor, facts.target.provider):
+def run_rules(facts: Facts, stages: tuple[Stage, ...] = STAGES) -> None:
+    """Raise the error of the first rule of those stages that does not hold."""
+    for step in rules.steps_for(facts.target.minor, facts.target.provider, stages):
         fault = step.test(facts)
         if fault is not None:
             _raise(step, fault)
@@ -104,6 +114,11 @@ def _raise(step: rules.Step, fault: rules.Fault) -> NoReturn:
     if rule.status == "NOT_IMPLEMENTED":
         raise NotImplementedMode(*given, modes=(f"{fault.subject}: {fault.got}",))
     raise InvalidArgument(*given)
+
+
+@cache
+def _one_output() -> tuple[TensorSpec, ...]:
+    return (TensorSpec(UNDEFINED),)
 
 
 @lru_cache(maxsize=64)

@@ -58,7 +58,7 @@ class TensorSpec(BaseModel):
     ((None,), None, ())
     """
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", defer_build=True)
 
     dtype: str
     shape: Annotated[tuple[Dim, ...] | None, BeforeValidator(_tuple)] = None
@@ -126,7 +126,7 @@ Spec = Annotated[TensorSpec | None, BeforeValidator(_spec)]
 class _Slots(BaseModel):
     """Named slots, each a `TensorSpec`, its text, or None for absent."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", revalidate_instances="never")
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", defer_build=True)
 
     def __init__(self, **data: Any) -> None:
         # A text is parsed here, and not by pydantic, so that its error is the one that the user sees.
@@ -209,7 +209,7 @@ class PagedAttentionOutputs(_Slots):
             the last named one.
     """
 
-    output: Spec = TensorSpec(UNDEFINED)
+    output: Spec = Field(default_factory=lambda: TensorSpec(UNDEFINED))
     key_cache_out: Spec = None
     value_cache_out: Spec = None
     slot_count: int | None = Field(default=None, ge=0)

@@ -222,7 +222,8 @@ def _blocks(v: Values) -> Fault | None:
     size, totals, table = known(v.call.block_size), v.totals, v.table
     if size is None or totals is None or table is None or v.past is None or v.num_blocks is None:
         return None
-    bad = (table < 0) | (table >= v.num_blocks)  # type: ignore[operator]
+    # Read as unsigned, a negative entry is a large one: one comparison finds both.
+    bad = table.view(table.dtype.str.replace("i", "u")) >= v.num_blocks
     if not bad.any():
         return None
     window = v.call.local_window_size

@@ -21,6 +21,13 @@ NUMPY_DTYPES: dict[str, np.dtype[np.generic]] = {
 }
 
 
+def cast(array: Array, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
+    """Round to a backend's element type, contiguous."""
+    # What does not fit becomes infinite, and the decoder refuses logits that are not finite.
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(array, dtype=dtype)
+
+
 @dataclass(frozen=True)
 class BackendSpec:
     """What a backend is built for.

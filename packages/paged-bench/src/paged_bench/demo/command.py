@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 
 from paged_kv import KVCacheManager, PageGeometry
-from rich.console import Console
 from rich.markup import escape
 
 from paged_bench.demo.backend import BackendSpec
@@ -17,7 +16,7 @@ from paged_bench.demo.llama import Llama
 from paged_bench.demo.model_file import locate
 from paged_bench.demo.options import DemoOptions
 from paged_bench.demo.pool import pages_for, pool_geometry
-from paged_bench.demo.progress import Progress
+from paged_bench.demo.progress import PlainConsole, Progress
 from paged_bench.demo.prompts import gather_prompts
 from paged_bench.demo.report import json_array, summary
 from paged_bench.demo.requests import Request
@@ -42,7 +41,7 @@ def run(options: DemoOptions) -> int:
         BenchError: Bad input, or a backend that this machine cannot run.
     """
     # People read standard output, unless a program does: then progress goes to standard error.
-    console = Console(stderr=options.json, highlight=False)
+    console = PlainConsole(stderr=options.json, highlight=False)
     prompts = gather_prompts(options.words, options.prompts, options.max_new)
     file = GgufFile(locate(options.model))
     config, codec = read_config(file), TextCodec(file)

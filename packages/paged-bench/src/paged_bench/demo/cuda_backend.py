@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from paged_cuda import Bounds, DeviceArray, DeviceIndexPlan, PagedAttention, Stream
+from paged_cuda import Bounds, Device, DeviceArray, DeviceIndexPlan, PagedAttention, Stream
 from paged_kv import PagedIndexPlan
 from paged_schema import Call, Capability, PagedAttentionInputs, TensorSpec, check, require
 
-from paged_bench.demo.backend import NUMPY_DTYPES, Array, BackendSpec
+from paged_bench.demo.backend import NUMPY_DTYPES, Array, BackendSpec, cast
 
 
 def cuda_call(spec: BackendSpec) -> Call:
@@ -46,11 +46,12 @@ def cuda_call(spec: BackendSpec) -> Call:
 
 
 class CudaBackend:
-    """Runs `paged_cuda.PagedAttention` on the current device.
+    """Runs `paged_cuda.PagedAttention` on one GPU.
 
     Args:
         spec: What to build the caches for.
         call: What `cuda_call` made of it.
+        device: A GPU, its ordinal, or None for the current one.
 
     Raises:
         PagedCudaError: No driver, no memory, or kernels that cannot be compiled.
@@ -58,15 +59,15 @@ class CudaBackend:
 
     name = "cuda"
 
-    def __init__(self, spec: BackendSpec, call: Call) -> None:
+    def __init__(self, spec: BackendSpec, call: Call, device: Device | int | None = None) -> None:
         self._layout = spec.layout
         self._dtype = NUMPY_DTYPES[spec.dtype]
         self._output_width = spec.layout.attributes.num_heads * (call.v_head_size or spec.layout.row[1])
-        self._stream = Stream()
+        self._stream = Stream(device)
         bounds = Bounds(spec.max_sequences, spec.max_tokens, spec.max_context)
-        self._op = PagedAttention(call, bounds)
+        self._op = PagedAttention(call, bounds, device=device)
         self._op.prepare()
-        self._plan = DeviceIndexPlan(bounds, spec.geometry.block_size)
+        self._plan = DeviceIndexPlan(bounds, spec.geometry.block_size, device=device)
         self._cos, self._sin = (self._upload(table) for table in spec.layout.tables(spec.cos, spec.sin))
         empty = np.zeros(spec.cache_shape, np.float32)
         self._caches = [self._upload(empty) for _ in range(spec.layers)]
@@ -83,7 +84,7 @@ class CudaBackend:
     def attend(self, layer: int, query: Array, key: Array, value: Array) -> Array:
         """Copy one block's operands over, run the op, and copy its output back."""
         operands = self._layout.operands(query, key, value)
-        output = DeviceArray.empty((len(query), self._output_width), self._dtype.name)
+        output = DeviceArray.empty((len(query), self._output_width), self._dtype.name, self._stream.device)
         self._op.run(
             query=self._upload(operands.query),
             key=self._upload(operands.key),
@@ -99,4 +100,4 @@ class CudaBackend:
         return self._layout.heads(host.astype(np.float32))
 
     def _upload(self, array: Array) -> DeviceArray:
-        return DeviceArray.from_numpy(array.astype(self._dtype), self._stream)
+        return DeviceArray.from_numpy(cast(array, self._dtype), self._stream, self._stream.device)

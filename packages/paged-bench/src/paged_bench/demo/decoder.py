@@ -10,6 +10,7 @@ from paged_kv import PagedIndexPlan
 
 from paged_bench.demo.backend import AttentionBackend
 from paged_bench.demo.llama import Array, Llama
+from paged_bench.errors import BackendError
 
 
 class GreedyDecoder:
@@ -31,11 +32,19 @@ class GreedyDecoder:
     def __call__(
         self, plan: PagedIndexPlan, token_ids: NDArray[np.int64], rows: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """As `paged_bench.demo.scheduler.NextTokens`."""
+        """As `paged_bench.demo.scheduler.NextTokens`.
+
+        Raises:
+            BackendError: The logits are not finite: the element type cannot hold the model's values.
+        """
         began = perf_counter()
         self._backend.begin(plan)
         self.attention_seconds += perf_counter() - began
-        chosen: NDArray[np.int64] = self._model.logits(token_ids, rows, self._attend).argmax(axis=1)
+        logits = self._model.logits(token_ids, rows, self._attend)
+        chosen: NDArray[np.int64] = logits.argmax(axis=1)
+        # A NaN anywhere wins the comparison, so the chosen values tell about all of them.
+        if not np.isfinite(logits[np.arange(len(chosen)), chosen]).all():
+            raise BackendError("the model's logits", "are not finite", "use --dtype float32 or bfloat16")
         return chosen
 
     def _attend(self, layer: int, query: Array, key: Array, value: Array) -> Array:

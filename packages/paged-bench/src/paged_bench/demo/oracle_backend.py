@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from paged_kv import PagedIndexPlan
 from paged_oracle import paged_attention
 
-from paged_bench.demo.backend import NUMPY_DTYPES, Array, BackendSpec
+from paged_bench.demo.backend import NUMPY_DTYPES, Array, BackendSpec, cast
 
 
 class OracleBackend:
@@ -59,4 +59,4 @@ class OracleBackend:
         return {name: np.zeros(self._spec.cache_shape, self._dtype) for name in names}
 
     def _cast(self, array: Array) -> NDArray[np.generic]:
-        return np.ascontiguousarray(array, dtype=self._dtype)
+        return cast(array, self._dtype)

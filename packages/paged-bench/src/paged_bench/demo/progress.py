@@ -22,6 +22,14 @@ from paged_bench.demo.tokenizer import TextCodec
 _STATE_STYLE = {"waiting": "dim", "prefill": "yellow", "decode": "cyan", "done": "green"}
 
 
+class PlainConsole(Console):
+    """A console that leaves a broken pipe to the command line, as any other output does."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise again what rich would turn into exit status 1."""
+        raise BrokenPipeError
+
+
 class Progress:
     """Shows sequences while they are decoded; a context manager.
 
@@ -68,9 +76,11 @@ class Progress:
 
     def _table(self, record: StepRecord) -> Table:
         title = f"step {record.step}: {record.running} running, {record.waiting} waiting"
-        table = Table(
-            "#", "state", "tokens", "text", title=title, title_justify="left", expand=True, box=None
-        )
+        table = Table(title=title, title_justify="left", expand=True, box=None)
+        table.add_column("#", width=4)
+        table.add_column("state", width=8)
+        table.add_column("tokens", width=6)
+        table.add_column("text", ratio=1, no_wrap=True)
         width = max(20, self._console.width - 28)
         for sequence in self._sequences:
             if sequence.finished:

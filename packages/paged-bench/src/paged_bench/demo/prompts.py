@@ -55,7 +55,7 @@ def _checked(words: Sequence[str]) -> Sequence[str]:
 
 def _read(file: Path) -> list[str]:
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise PromptError(
             f"prompts file {file}", error.strerror or str(error), "give a readable file"

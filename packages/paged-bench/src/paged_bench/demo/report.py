@@ -26,7 +26,6 @@ def json_array(sequences: Ordered[Sequence], codec: TextCodec) -> str:
             }
             for sequence in sequences
         ],
-        ensure_ascii=False,
         indent=1,
     )
 

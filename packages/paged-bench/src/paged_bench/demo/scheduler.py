@@ -136,15 +136,13 @@ class Scheduler:
         transaction = self._kv.begin_step(self._handles(batch), counts)
         if not isinstance(transaction, StepTransaction):
             raise AssertionError(f"an admitted sequence found no page: {transaction}")
-        try:
-            with transaction:
-                plan = transaction.plan()
-                pages = _pages(batch, plan)
-                chosen = next_tokens(plan, np.array(token_ids, np.int64), (ends - 1)[samples])
-                transaction.commit()
-        finally:
-            # The backends have finished their work when they return or raise.
-            self._kv.complete(transaction.epoch)
+        with transaction:
+            plan = transaction.plan()
+            pages = _pages(batch, plan)
+            chosen = next_tokens(plan, np.array(token_ids, np.int64), (ends - 1)[samples])
+            transaction.commit()
+        # A backend has finished its work when it returns.
+        self._kv.complete(transaction.epoch)
         self._advance(batch, counts, samples, chosen)
         return StepRecord(
             step=step,

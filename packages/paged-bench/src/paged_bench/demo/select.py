@@ -55,11 +55,19 @@ def select_backend(choice: str, dtype: str | None, spec: BackendSpec) -> Selecti
         return _oracle(dtype, spec, f"no CUDA, {error.problem}")
     except NotImplementedMode:
         return _oracle(dtype, spec, f"the CUDA op has no kernel for the {spec.layout.name} layout")
+    except _cuda_error() as error:
+        return _oracle(dtype, spec, f"CUDA failed, {' '.join(str(error).split())}")
 
 
 def _oracle(dtype: str | None, spec: BackendSpec, reason: str) -> Selection:
     chosen = dtype or _ORACLE_DTYPE
     return Selection(OracleBackend(replace(spec, dtype=chosen)), chosen, reason)
+
+
+def _cuda_error() -> type[Exception]:
+    from paged_cuda import PagedCudaError
+
+    return PagedCudaError
 
 
 def _cuda(dtype: str | None, spec: BackendSpec, reason: str) -> Selection:

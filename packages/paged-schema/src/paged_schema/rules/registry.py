@@ -15,6 +15,7 @@ from paged_schema.facts import Facts
 
 FIRST_MINOR: Final = 29
 LAST_MINOR: Final = 32
+STAGES: Final[tuple[Stage, ...]] = ("load", "build", "run", "select")
 ALL: Final = frozenset({"cuda", "webgpu", "cpu", "paged-cuda"})
 KERNELS: Final = frozenset({"cuda", "webgpu", "paged-cuda"})
 CUDA: Final = frozenset({"cuda", "paged-cuda"})
@@ -112,11 +113,13 @@ def all_rules() -> tuple[Rule, ...]:
     return tuple(rule for step in _steps for rule in step.rules)
 
 
-@lru_cache(maxsize=32)
-def steps_for(minor: int, provider: str) -> tuple[Step, ...]:
-    """Return the steps that one version and provider has, in order."""
+@lru_cache(maxsize=64)
+def steps_for(minor: int, provider: str, stages: tuple[Stage, ...] = STAGES) -> tuple[Step, ...]:
+    """Return the steps that one version and provider has in some stages, in order."""
     return tuple(
         step
         for step in _steps
-        if step.rules[0].since <= minor <= step.rules[0].until and provider in step.rules[0].providers
+        if step.rules[0].since <= minor <= step.rules[0].until
+        and provider in step.rules[0].providers
+        and step.rules[0].stage in stages
     )

@@ -1,0 +1,7 @@
+"""`python -m paged_schema`."""
+
+import sys
+
+from paged_schema.cli import main
+
+sys.exit(main())
