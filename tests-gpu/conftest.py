@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paged_cuda import Device, Stream, require_driver
+from paged_cuda import CubinCache, Device, Stream, require_driver
 from paged_cuda._nvrtc import nvrtc_version
 from paged_cuda.compiler import architecture_of, compile_kernels
 from paged_cuda.device import resolve_device
@@ -37,6 +37,14 @@ PACKAGES = (
 @pytest.fixture(scope="session")
 def device() -> Device:
     return resolve_device(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_cache(device: Device) -> None:
+    """Compile every shipped variant once, with all cores; operators then find them on disk."""
+    architecture = architecture_of(*device.properties.capability)
+    jobs = [(variant.signature, architecture) for variant in variants_for(architecture)]
+    compile_kernels(jobs, CubinCache())
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from paged_cuda import ArgumentMismatch, Bounds, Device, DeviceArray, PagedAttention, Stream
+from paged_cuda.launch_plan import PathOptions
 from paged_cuda.paths import PATHS, choose_path
+from paged_cuda.split_shape import ROW_TILES
 from paged_oracle import paged_attention
 from paged_schema import Call, check
 from problems import Problem, specs_of
@@ -73,11 +75,12 @@ def bounds_of(problem: Problem) -> Bounds:
     return Bounds(max_batch=max(1, batch), max_tokens=max(1, tokens), max_context=context)
 
 
-def paths_for(call: Call, device: Device) -> Iterator[str]:
+def paths_for(call: Call, device: Device, *, debug: bool = False) -> Iterator[str]:
     """Yield every path that takes the call on this GPU."""
+    options = PathOptions(debug=debug)
     for path in PATHS:
         try:
-            choose_path(call, Bounds(1, 1, 1), device.properties, kernel=path.name)
+            choose_path(call, Bounds(1, 1, 1), device.properties, kernel=path.name, options=options)
         except ArgumentMismatch:
             continue
         yield path.name
@@ -107,12 +110,37 @@ def poison_workspace(op: PagedAttention, stream: Stream) -> None:
             device.driver.fill(workspace.pointer, 0xFF, workspace.nbytes, stream.handle)
 
 
+# Head sizes whose tall row tiles ship: every case of theirs runs one further tile and a fixed split as well.
+TILED = ((576, 512), (192, 128))
+
+
+def variations(problem: Problem, call: Call, device: Device) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield a label and the operator's options for every way to run the problem."""
+    kernels = tuple(paths_for(call, device))
+    yield from ((kernel, {"kernel": kernel}) for kernel in kernels)
+    if "sm80" in kernels and (call.head_size, call.v_head_size) in TILED:
+        row_tile = ROW_TILES[problem.inputs["query"].size // 8 % len(ROW_TILES)]
+        yield f"sm80, row tile {row_tile}", {"kernel": "sm80", "row_tile": row_tile}
+        yield "sm80, fixed split", {"kernel": "sm80", "split_rows": 64}
+
+
 def run(
-    problem: Problem, stream: Stream, kernel: str, *, bounds: Bounds | None = None, debug: bool = False
+    problem: Problem,
+    stream: Stream,
+    kernel: str,
+    *,
+    bounds: Bounds | None = None,
+    debug: bool = False,
+    **options: Any,
 ) -> Result:
     """Run once on fresh, poisoned memory."""
     op = PagedAttention(
-        call_of(problem), bounds or bounds_of(problem), device=stream.device, kernel=kernel, debug=debug
+        call_of(problem),
+        bounds or bounds_of(problem),
+        device=stream.device,
+        kernel=kernel,
+        debug=debug,
+        **options,
     ).prepare()
     result = run_with(op, problem, stream)
     if debug:
@@ -193,5 +221,9 @@ def compare_lse(got: Array, want: Array) -> float:
 def verify(group: str, problem: Problem, stream: Stream, *, kernels: tuple[str, ...] | None = None) -> None:
     """Run every path that takes the problem and compare each with the oracle."""
     want = reference(problem)
-    for kernel in kernels or tuple(paths_for(call_of(problem), stream.device)):
-        assert_close(group, kernel, run(problem, stream, kernel), want)
+    if kernels:
+        chosen = [(kernel, {"kernel": kernel}) for kernel in kernels]
+    else:
+        chosen = list(variations(problem, call_of(problem), stream.device))
+    for label, options in chosen:
+        assert_close(group, label, run(problem, stream, **options), want)

@@ -93,7 +93,7 @@ def test_huge_past_lengths_do_not_overflow(stream: Stream) -> None:
 
 def test_debug_kernels_count_and_name_the_first(stream: Stream) -> None:
     clean = build(Case(**{**BASE.__dict__, "slots": True}))
-    for kernel in paths_for(call_of(clean), stream.device):
+    for kernel in paths_for(call_of(clean), stream.device, debug=True):
         run(clean, stream, kernel, debug=True)
         assert clean.extra["violations"].count == 0
         slots = clean.inputs["key_cache"].shape[0] * 16

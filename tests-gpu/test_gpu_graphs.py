@@ -251,7 +251,7 @@ def test_capture_owned_by_torch(stream: Stream) -> None:
 def test_capture_owned_by_the_raw_driver(stream: Stream) -> None:
     problem = steps("bfloat16")[6]
     driver = stream.device.driver
-    for kernel in paths_for(call_of(problem), stream.device):
+    for kernel in paths_for(call_of(problem), stream.device, debug=True):
         op = PagedAttention(
             call_of(problem), BOUNDS, device=stream.device, kernel=kernel, debug=True
         ).prepare()

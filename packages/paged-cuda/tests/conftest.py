@@ -102,6 +102,8 @@ def make_operator(device: Device, cubins: CubinCache) -> Callable[..., PagedAtte
     def make(call: Call, bounds: Bounds | None = None, **options: Any) -> PagedAttention:
         chosen = bounds or Bounds(max_batch=4, max_tokens=16, max_context=64)
         # Most of the host side is the same for every path; tests of the split path name it.
-        return PagedAttention(call, chosen, **{"device": device, "cache": cubins, "kernel": "baseline", **options})
+        return PagedAttention(
+            call, chosen, **{"device": device, "cache": cubins, "kernel": "baseline", **options}
+        )
 
     return make

@@ -99,7 +99,7 @@ _SHAPES: dict[int, tuple[SplitShape, ...]] = {
         SplitShape(48, kv_tile=16, stages=4, producer_warps=0),
     ),
     64: (
-        SplitShape(64, kv_tile=16, stages=6, producer_warps=0),
+        SplitShape(64, kv_tile=16, stages=5, producer_warps=0),
         SplitShape(64, kv_tile=16, stages=4, producer_warps=0),
     ),
 }
