@@ -21,7 +21,8 @@ ptxas info    : Used {registers} registers, used 1 barriers, 1024 bytes smem
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_variant_compiles_within_its_bounds(architecture: str) -> None:
-    variants = variants_for(architecture)
+    """Those of one head size and type; `nox -s kernels` compiles every one."""
+    variants = [v for v in variants_for(architecture) if not v.signature.constants or _is_sample(v.signature)]
     kernels = compile_kernels([(variant.signature, architecture) for variant in variants])
     assert [kernel.signature for kernel in kernels] == [variant.signature for variant in variants]
     for variant, kernel in zip(variants, kernels, strict=True):
@@ -29,6 +30,14 @@ def test_every_variant_compiles_within_its_bounds(architecture: str) -> None:
         assert kernel.signature.symbol.encode() in kernel.cubin
         assert kernel.resources.local_bytes <= variant.max_local_bytes
         assert 0 < kernel.resources.registers <= variant.max_registers
+
+
+def _is_sample(signature: KernelSignature) -> bool:
+    constants = dict(signature.constants)
+    return signature.dtype == "bfloat16" and (
+        signature.kernel == "schedule"
+        or (constants.get("HEAD_SIZE", 576), constants["V_HEAD_SIZE"]) == (576, 512)
+    )
 
 
 def test_architectures_cover_ampere_to_blackwell() -> None:

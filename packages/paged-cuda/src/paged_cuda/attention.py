@@ -20,10 +20,10 @@ from paged_cuda.device import DeviceLike, DeviceMemory, resolve_device
 from paged_cuda.device_plan import DeviceIndexPlan
 from paged_cuda.errors import ArgumentMismatch, NotPrepared
 from paged_cuda.explain import Explanation, KernelReport, floor_bytes
+from paged_cuda.launch_plan import LaunchSpec, PathOptions
 from paged_cuda.loader import LoadedKernel, load_kernels
 from paged_cuda.operands import OperandCheck, Operands, Reach, StepGeometry, check_addresses, geometry_of
 from paged_cuda.params import AttentionParams
-from paged_cuda.launch_plan import LaunchSpec, PathOptions
 from paged_cuda.paths import choose_path
 from paged_cuda.stream import StreamLike, stream_handle
 from paged_cuda.views import device_view
@@ -48,6 +48,9 @@ class PagedAttention:
         row_tile: Packed query rows of a block of the tensor-core kernel: 16, 32, 48 or 64; by default chosen.
         split_rows: Split every sequence at multiples of this many keys, so that its output has the same bits
             in any batch; by default the step is split evenly over the GPU.
+        weight_terms: 2 multiplies the values with float32-like softmax weights, as ONNX Runtime does; 1
+            rounds the weights to the element type first, as FlashAttention does, which is faster where the
+            tensor cores are the limit. The baseline does not round.
         workspace: Scratch memory shared with other operators of the same stream; by default its own.
         cache: Where cubins are kept; by default the user's cache folder.
         debug: Use kernels that count violations only the device can see; read them with `violations`.
@@ -67,6 +70,7 @@ class PagedAttention:
         kernel: str = "auto",
         row_tile: int | None = None,
         split_rows: int = 0,
+        weight_terms: int = 2,
         workspace: Workspace | None = None,
         cache: CubinCache | None = None,
         debug: bool = False,
@@ -85,7 +89,7 @@ class PagedAttention:
             bounds,
             self.device.properties,
             kernel=kernel,
-            options=PathOptions(row_tile, split_rows, debug),
+            options=PathOptions(row_tile, split_rows, weight_terms, debug),
         )
         self._cache = CubinCache() if cache is None else cache
         self._workspace = workspace
@@ -190,9 +194,9 @@ class PagedAttention:
             output: (tokens, num_heads * v_head_size) T, every row written.
             key_cache_out: The buffer of key_cache, or None.
             lse: (tokens, num_heads) float32: natural log-sum-exp, -inf for rows without a key; or None.
-            reuse_schedule: Keep the division of work that the last run of this operator made. Right only if
-                that run was earlier in the same stream and the lengths are the same, as from layer to layer of
-                one step; the lengths are not read again.
+            reuse_schedule: Keep the division of work that the last run of this operator made; the lengths
+                are not read again. Right only if that run was earlier in the same stream and the lengths are
+                the same, as from layer to layer of one step.
             stream: Where to launch.
 
         Raises:

@@ -46,11 +46,13 @@ class PathOptions:
     Attributes:
         row_tile: Packed query rows of a block; None: chosen.
         split_rows: KV rows of a part, which makes results independent of the batch; 0: equal slices.
+        weight_terms: 16-bit terms of a softmax weight, 1 or 2.
         debug: Whether the kernels count violations.
     """
 
     row_tile: int | None = None
     split_rows: int = 0
+    weight_terms: int = 2
     debug: bool = False
 
 

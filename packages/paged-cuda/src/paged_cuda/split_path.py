@@ -32,7 +32,7 @@ class SplitSizes:
     """Everything that the bounds fix.
 
     Attributes:
-        row_tiles: Row tiles that share a slice: more than one when a token has more heads than a tile has rows.
+        row_tiles: Row tiles that share a slice: several when a token has more heads than a tile has rows.
         item_rows: Packed rows of an item.
         slices: Slices of a step.
         max_items: Items of the largest step.
@@ -72,8 +72,8 @@ class SplitSizes:
 def _row_tile(call: Call, bounds: Bounds) -> int:
     """Choose the row tile from what is frozen: heads, and whether the bounds speak of prefill.
 
-    On an H200 32 rows beat 48 and 64 at every head count measured, 16 rows win where a token has no more heads
-    than that and decodes (docs/measurements/).
+    On an H200 32 rows beat 48 and 64 wherever both were measured, and 16 rows win where a token has no more
+    heads than that and decodes (docs/measurements/).
     """
     rows = call.num_heads * max(1, bounds.max_tokens // bounds.max_batch)
     return 16 if rows <= 16 else 32
@@ -91,7 +91,7 @@ class SplitPath:
             return "debug kernels are the baseline's"
         if (call.head_size or 0) > MAX_HEAD_SIZE:
             return f"head_size {call.head_size} is above {MAX_HEAD_SIZE}"
-        if not self._shapes(call, 16, properties):
+        if not self._shapes(call, 16, properties, options):
             return f"no tile fits {properties.shared_bytes} bytes of shared memory"
         return None
 
@@ -172,11 +172,14 @@ class SplitPath:
             partial_lse=4 * rows,
         )
 
-    def _shapes(self, call: Call, row_tile: int, properties: DeviceProperties) -> tuple[SplitShape, ...]:
+    def _shapes(
+        self, call: Call, row_tile: int, properties: DeviceProperties, options: PathOptions
+    ) -> tuple[SplitShape, ...]:
         return shapes_for(
             row_tile,
             call.head_size or 0,
             call.v_head_size or 0,
+            weight_terms=options.weight_terms,
             shared_bytes=properties.shared_bytes,
             shared_bytes_multiprocessor=properties.shared_bytes_multiprocessor,
         )
@@ -184,12 +187,14 @@ class SplitPath:
     def _shape(
         self, call: Call, bounds: Bounds, properties: DeviceProperties, options: PathOptions
     ) -> SplitShape:
+        if options.weight_terms not in (1, 2):
+            raise ArgumentMismatch("weight_terms", "weight_terms", options.weight_terms, "1 or 2")
         if options.row_tile is not None and options.row_tile not in ROW_TILES:
             raise ArgumentMismatch("row_tile", "row_tile", options.row_tile, f"one of {ROW_TILES}")
         wanted = options.row_tile or _row_tile(call, bounds)
-        found = self._shapes(call, wanted, properties)
+        found = self._shapes(call, wanted, properties, options)
         if not found and options.row_tile is None:
-            found = self._shapes(call, 16, properties)
+            found = self._shapes(call, 16, properties, options)
         if not found:
             raise ArgumentMismatch(
                 "row_tile",

@@ -6,7 +6,7 @@ count here is the kernel's own layout; the kernel asserts that the two agree.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paged_cuda.signature import ElementType, KernelSignature
 
@@ -78,9 +78,9 @@ def padded_head_size(head_size: int, v_head_size: int) -> int:
     return max(-(-head_size // 64) * 64, padded_v_head_size(v_head_size))
 
 
-# In order of preference for each row tile, by measurement on one H200 (docs/measurements/): narrow rows run two
-# blocks a multiprocessor; tall tiles leave the loading to the computing warps, which then have 255 registers.
-# The last ones are what 99 KB (sm_86, sm_89, sm_120) and 163 KB (sm_80) of shared memory admit.
+# In order of preference for each row tile, by measurement on one H200 (docs/measurements/): narrow rows run
+# two blocks a multiprocessor; tall tiles leave the loading to the computing warps, which then have 255
+# registers. The last ones are what 99 KB (sm_86, sm_89, sm_120) and 163 KB (sm_80) of shared memory admit.
 _NARROW = SplitShape(16, kv_tile=32, stages=5, producer_warps=2, blocks_per_multiprocessor=2)
 _SHAPES: dict[int, tuple[SplitShape, ...]] = {
     16: (
@@ -106,7 +106,13 @@ _SHAPES: dict[int, tuple[SplitShape, ...]] = {
 
 
 def shapes_for(
-    row_tile: int, head_size: int, v_head_size: int, *, shared_bytes: int, shared_bytes_multiprocessor: int
+    row_tile: int,
+    head_size: int,
+    v_head_size: int,
+    *,
+    weight_terms: int = 2,
+    shared_bytes: int,
+    shared_bytes_multiprocessor: int,
 ) -> tuple[SplitShape, ...]:
     """Return the shapes of `row_tile` that fit, best first.
 
@@ -114,6 +120,7 @@ def shapes_for(
         row_tile: One of `ROW_TILES`.
         head_size: Channels of a key.
         v_head_size: Channels of a value.
+        weight_terms: 16-bit terms of a softmax weight.
         shared_bytes: Shared memory that one block may use.
         shared_bytes_multiprocessor: Shared memory of a multiprocessor, 1 KB of which each block takes extra.
     """
@@ -126,7 +133,7 @@ def shapes_for(
         shapes = (_NARROW, *shapes)
     return tuple(
         shape
-        for shape in shapes
+        for shape in (replace(shape, weight_terms=weight_terms) for shape in shapes)
         if (needed := shape.shared_bytes(head_size, v_head_size)) <= shared_bytes
         and shape.blocks_per_multiprocessor * (needed + 1024)
         <= max(shared_bytes_multiprocessor, needed + 1024)

@@ -48,8 +48,8 @@ def _baseline() -> list[Variant]:
     ]
 
 
-# (head_size, v_head_size) of known models and of the edges: DeepSeek and GLM, 512 without rotary, the demo's model,
-# and widths that pad. What is not here compiles on demand.
+# (head_size, v_head_size) of known models and of the edges: DeepSeek and GLM, 512 without rotary, the demo's
+# model, and widths that pad. What is not here compiles on demand.
 _HEAD_SIZES = (
     (576, 512),
     (512, 512),
@@ -91,7 +91,7 @@ def _split_signatures(dtype: ElementType, shared_bytes: int) -> Iterator[KernelS
 
 VARIANTS: tuple[Variant, ...] = (*_baseline(), *_split())
 _BY_SIGNATURE = {variant.signature: variant for variant in VARIANTS}
-# Head sizes that nobody compiled before: the kernel may touch local memory a little, and is right all the same.
+# What nobody compiled before may touch local memory a little, and is right all the same.
 _ON_DEMAND_LOCAL_BYTES = 64
 
 

@@ -41,6 +41,7 @@ __device__ __forceinline__ i32 visible_begin(i32 position, i32 window) {
 
 // Offset of packed row `row` (token * heads + head) in rows of `width` elements a head, tokens `stride` elements apart.
 __device__ __forceinline__ i64 packed_row_offset(u32 row, u32 heads, i64 stride, i32 width) {
+  if (stride == (i64)heads * width) return (i64)row * width;
   const u32 token = row / heads;
   return token * stride + (i64)(row - token * heads) * width;
 }

@@ -1,0 +1,159 @@
+"""The split path's host side: what runs, in what order, over how much memory, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paged_cuda import ArgumentMismatch, Bounds, PagedAttention
+from paged_cuda.launch_plan import PathOptions
+from paged_cuda.paths import choose_path
+from paged_cuda.split_path import MAX_SLICES, SplitPath, SplitSizes
+from paged_cuda.split_shape import ROW_TILES, SplitShape, shapes_for
+from paged_cuda.testing import FAKE_GPU, FakeDriver
+from paged_schema import Call, PagedAttentionAttributes, PagedAttentionInputs, check
+
+Make = Callable[..., Any]
+BOUNDS = Bounds(max_batch=4, max_tokens=16, max_context=64)
+
+
+def call_of(heads: int, head_size: int, v_head_size: int) -> Call:
+    attributes = PagedAttentionAttributes(
+        num_heads=heads, kv_num_heads=1, kv_cache_layout="LATENT", v_head_size=v_head_size, scale=0.1
+    )
+    inputs = PagedAttentionInputs(
+        query=f"bf16[t, {heads * head_size}]",
+        key=f"bf16[t, {head_size}]",
+        key_cache=f"bf16[n, 16, 1, {head_size}]",
+        cumulative_sequence_length="i32[b1]",
+        past_seqlens="i32[b]",
+        block_table="i32[b, m]",
+    )
+    return check(attributes, inputs)
+
+
+def test_a_step_is_append_schedule_attend_combine(
+    driver: FakeDriver, make_call: Make, make_operands: Make, make_operator: Make
+) -> None:
+    call = make_call()
+    op: PagedAttention = make_operator(call, kernel="sm80").prepare()
+    operands = make_operands(call)
+    driver.calls.clear()
+    op.run(**operands, stream=7)
+    kernels = [launch.symbol.split("_bf16")[0] for launch in driver.launched]
+    assert kernels == ["append", "schedule", "sm80_latent", "combine"]
+    assert driver.calls["allocate"] == driver.calls["synchronize"] == 0
+
+
+def test_a_reused_schedule_is_not_made_again(
+    driver: FakeDriver, make_call: Make, make_operands: Make, make_operator: Make
+) -> None:
+    call = make_call()
+    op: PagedAttention = make_operator(call, kernel="sm80").prepare()
+    op.run(**make_operands(call), stream=7)
+    op.run(**make_operands(call), reuse_schedule=True, stream=7)
+    again = [launch.symbol.split("_bf16")[0] for launch in driver.launched[4:]]
+    assert again == ["append", "sm80_latent", "combine"]
+    first, second = driver.launched[2].params, driver.launched[5].params
+    assert first != second  # the second is told that the schedule was settled before append
+
+
+def test_auto_takes_tensor_cores_and_says_so(make_call: Make, make_operator: Make) -> None:
+    explanation = make_operator(make_call(), kernel="auto").explain()
+    assert explanation.path == "sm80"
+    assert "row tile" in str(explanation)
+
+
+@pytest.mark.parametrize(
+    ("call", "options", "word"),
+    [
+        (call_of(4, 648, 8), PathOptions(), "640"),
+        (call_of(4, 64, 64), PathOptions(debug=True), "debug"),
+    ],
+)
+def test_what_tensor_cores_refuse_goes_to_the_baseline(call: Call, options: PathOptions, word: str) -> None:
+    step = choose_path(call, BOUNDS, FAKE_GPU, options=options)
+    assert step.path == "baseline"
+    assert word in step.reason
+    with pytest.raises(ArgumentMismatch):
+        choose_path(call, BOUNDS, FAKE_GPU, kernel="sm80", options=options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        PathOptions(row_tile=17),
+        PathOptions(split_rows=40),
+        PathOptions(weight_terms=3),
+    ],
+)
+def test_options_that_do_not_exist(options: PathOptions) -> None:
+    with pytest.raises(ArgumentMismatch):
+        choose_path(call_of(4, 64, 64), BOUNDS, FAKE_GPU, kernel="sm80", options=options)
+
+
+def test_rows_beyond_int32_are_refused() -> None:
+    wide = Bounds(max_batch=1, max_tokens=2**28 - 1, max_context=64)
+    with pytest.raises(ArgumentMismatch, match="max_tokens"):
+        choose_path(call_of(128, 64, 64), wide, FAKE_GPU, kernel="sm80")
+
+
+@pytest.mark.parametrize("row_tile", ROW_TILES)
+def test_every_row_tile_can_be_asked_for(row_tile: int) -> None:
+    step = choose_path(call_of(16, 576, 512), BOUNDS, FAKE_GPU, options=PathOptions(row_tile=row_tile))
+    assert step.attend.constants["row_tile"] == row_tile
+
+
+def test_small_gpus_get_a_tile_that_fits() -> None:
+    """99 KB a block, as on sm_86, sm_89 and sm_120."""
+    small = replace(FAKE_GPU, shared_bytes=101_376, shared_bytes_multiprocessor=102_400)
+    step = choose_path(call_of(128, 576, 512), BOUNDS, small)
+    assert step.path == "sm80"
+    assert max(spec.shared_bytes for spec in step.launches) <= 101_376
+    tiny = replace(FAKE_GPU, shared_bytes=65_536, shared_bytes_multiprocessor=65_536)
+    assert choose_path(call_of(16, 576, 512), BOUNDS, tiny).path == "baseline"
+
+
+def test_workspace_does_not_grow_with_the_context() -> None:
+    path, call = SplitPath(), call_of(16, 576, 512)
+    short, long = (
+        path.plan(call, Bounds(8, 8, context), FAKE_GPU, PathOptions()).workspace.nbytes
+        for context in (64, 131_072)
+    )
+    assert short == long
+
+
+SIZES = st.builds(
+    SplitSizes.of,
+    st.integers(1, 1024),
+    st.builds(Bounds, st.integers(1, 5000), st.integers(1, 9000), st.integers(1, 200_000)),
+    st.sampled_from([SplitShape(16, 32, 4), SplitShape(32, 32, 4), SplitShape(64, 16, 5, producer_warps=0)]),
+    blocks=st.integers(1, 600),
+    split_rows=st.sampled_from([0, 64, 1024]),
+)
+
+
+@given(sizes=SIZES)
+def test_sizes_cover_the_bounds(sizes: SplitSizes) -> None:
+    assert 1 <= sizes.slices <= MAX_SLICES
+    assert sizes.combine_entries >= 1
+    assert sizes.slots >= (sizes.max_items if sizes.chunk else 2 * sizes.slices)
+
+
+@given(
+    head=st.integers(1, 80).map(lambda n: 8 * n),
+    shared=st.integers(48, 227).map(lambda kb: 1024 * kb),
+    row_tile=st.sampled_from(ROW_TILES),
+    data=st.data(),
+)
+def test_shapes_fit_what_they_are_given(head: int, shared: int, row_tile: int, data: st.DataObject) -> None:
+    v_head = data.draw(st.integers(1, head))
+    for shape in shapes_for(
+        row_tile, head, v_head, shared_bytes=shared, shared_bytes_multiprocessor=shared + 1024
+    ):
+        assert shape.row_tile == row_tile
+        assert shape.shared_bytes(head, v_head) <= shared
