@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from paged_oracle.dtypes import Bool, DType, Float64, round_to, upcast
+from paged_oracle.product import product
 
 
 @dataclass(eq=False)
@@ -99,7 +100,7 @@ class RunningSoftmax:
         return weighted / _divisor(total), np.where(total == 0, -np.inf, maximum + np.log(total))
 
     def _logits(self, keys: Float64) -> Float64:
-        scores = self.queries @ keys.swapaxes(-1, -2)
+        scores = product(self.queries, keys.swapaxes(-1, -2))
         if self.softcap > 0:
             scores *= self.scale / self.softcap
             return np.tanh(scores, out=scores) * self.softcap
@@ -112,12 +113,12 @@ def _divisor(total: Float64) -> Float64:
 
 
 def _weigh(weights: Float64, values: Float64, visible: Bool | None) -> Float64:
-    result = weights @ values
+    result = product(weights, values)
     if visible is None or np.isfinite(result).all():
         return result
     # 0 * inf is NaN: a key that a row does not see must not reach it, whatever its value holds.
     finite = np.logical_and.reduce(np.isfinite(values), axis=(0, 2))
-    result = weights @ np.where(finite[:, None], values, 0.0)
+    result = product(weights, np.where(finite[:, None], values, 0.0))
     for place in np.flatnonzero(~finite):
         term = weights[..., place, None] * values[:, place, None, :]
         result += np.where(visible[:, place, None], term, 0.0)
