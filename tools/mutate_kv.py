@@ -1,7 +1,8 @@
 """Remove one guard of paged_kv at a time and show that a named test notices.
 
-Each mutation is applied to a copy of the package, and the named test is run against that copy. The script fails when a
-guard's text is no longer there, when the test fails without the mutation, or when it passes with it.
+Each mutation is applied to a copy of the package, and the named test is run against that copy. The script
+fails when a guard's text is no longer there, when the test fails without the mutation, or when it passes
+with it.
 
     python tools/mutate_kv.py            all guards
     python tools/mutate_kv.py fence pin  some of them

@@ -4,7 +4,8 @@ import hashlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from paged_kv import (
     CacheKey,
     CapacityDeferred,
@@ -83,7 +84,7 @@ def test_when_all_owners_write_the_longest_keeps_the_page() -> None:
 
 
 def test_a_rollback_after_the_launch_hands_back_untouched_tokens() -> None:
-    """The longer row is listed first: had the later, shorter writer kept the page, it would have spoiled it."""
+    """The longer row is listed first: had the later, shorter one kept the page, it would have spoiled it."""
     kv, cache = manager(), HistoryCache(17, 16)
     row = kv.create(1)[0]
     tokens = list(range(15))
