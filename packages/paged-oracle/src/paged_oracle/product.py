@@ -1,12 +1,11 @@
-"""Matrix products that BLAS spreads over threads only where that pays.
+"""Matrix products whose bits do not depend on how many rows they have.
 
-Invariant: every element is one whole dot product, computed as `numpy.matmul` does; only rows and columns are
-cut apart.
+Invariant: BLAS only ever sees one shape for given head sizes, `ROWS` rows at a time, so that a row gets the
+same bits whatever stands around it.
 
-OpenBLAS shares a product out as soon as it has 2^18 multiply-adds, some 20 us of work. On a machine with
-other things to do, one thread then waits for another that is not running: on two busy cores a decode step of
-the demo took 30 times as long as with one thread, and on idle ones it took no less. So a product is cut into
-parts below that limit, unless it is large enough to be worth the wait.
+The shape is also small enough, up to 1,024 channels, for OpenBLAS to leave it to one thread. It shares out
+larger ones, and then waits for threads that a busy machine does not run: on two such cores a decode step of
+the demo took 30 times as long. `attention` spreads whole tiles over threads instead.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ import numpy as np
 
 from paged_oracle.dtypes import Float64
 
-THREADING_LIMIT = 1 << 18
-WORTH_THREADS = 1 << 25
 ROWS = 16
 NARROWEST = 16
+THREADING_LIMIT = 1 << 18
 
 
 def product(left: Float64, right: Float64) -> Float64:
@@ -33,9 +31,6 @@ def product(left: Float64, right: Float64) -> Float64:
     """
     stack, rows, inner = left.shape
     columns = right.shape[2]
-    if rows * inner * columns >= WORTH_THREADS:
-        whole: Float64 = np.matmul(left, right)
-        return whole
     result = np.empty((stack, rows // ROWS, ROWS, columns))
     parts = left.reshape(stack, rows // ROWS, ROWS, inner)
     width = _width(ROWS * inner, columns)

@@ -1,10 +1,9 @@
 """Attention of a tile of query rows over chunks of keys, with a running softmax.
 
 Invariant: the bits of a row do not depend on its neighbours in the tile, on how many chunks the neighbours
-    need,
-or on where the keys came from. Three rules give that: chunks start at multiples of a fixed length, counted
-from position 0, and are always full (unused places are masked); the number of rows is padded, so that BLAS
-never takes a path for thin matrices; a chunk in which a row sees nothing multiplies its sums by 1 and adds 0.
+need, or on where the keys came from. Three rules give that: chunks start at multiples of a fixed length,
+counted from position 0, and are always full (unused places are masked); `product` shows BLAS one shape only;
+a chunk in which a row sees nothing multiplies its sums by 1 and adds 0.
 
 Everything is float64. ONNX Runtime accumulates in float32 in an order that is no part of its contract; its
 results scatter around these.
@@ -25,7 +24,7 @@ class RunningSoftmax:
     """Softmax-weighted sums of values, kept up to date chunk by chunk.
 
     Attributes:
-        queries: (kv_num_heads, rows, head_size), `rows` a multiple of `tiles.ROW_MULTIPLE`.
+        queries: (kv_num_heads, rows, head_size), `rows` a multiple of `product.ROWS`.
         v_head_size: channels of a value.
         scale: logit multiplier.
         softcap: cap of the scaled logits by tanh; 0 for none.
