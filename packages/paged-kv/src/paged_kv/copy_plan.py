@@ -12,8 +12,7 @@ Int32Array = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CopyPlan:
-    """Copy the first `tokens[i]` token rows of page `source[i]` to page `target[i]`, in every layer and
-    tensor.
+    """Copy the first `tokens[i]` rows of page `source[i]` to page `target[i]`, in every layer and tensor.
 
     Run it before the step's kernels and on the same stream. No page is both a source and a target, so the
     order within the plan is free.

@@ -1,8 +1,8 @@
 # ruff: noqa: N818 -- the names are those of the rules that they report
 """Every error of the package: a base, five branches, few leaves.
 
-Each error also is a built-in (``ValueError`` or ``RuntimeError``), carries its numbers in ``numbers``, names
-its rule (the class name) in ``rule``, and survives pickling. An error means that nothing was changed.
+Each error also is a built-in (``ValueError`` or ``RuntimeError``), carries its numbers in ``numbers``,
+names its rule (the class name) in ``rule``, and survives pickling. An error means that nothing was changed.
 Outcomes that an engine meets in normal work (no room now, no room ever) are values, not errors: see
 `paged_kv.outcomes`.
 """

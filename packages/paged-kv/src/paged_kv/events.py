@@ -1,8 +1,8 @@
 """What observers are told: which pages hold which cached content, in the order in which it happens.
 
 Events are collected while an operation runs and delivered when it is done, so a callback always sees a
-consistent manager. A callback must not call the manager (`Reentrancy`). An operation that has happened cannot
-fail afterwards: what a callback raises is kept in `sink_errors` and counted, never passed on.
+consistent manager. A callback must not call the manager (`Reentrancy`). An operation that has happened
+cannot fail afterwards: what a callback raises is kept in `sink_errors` and counted, never passed on.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ class PageGeometry:
         check_block_size(self.block_size)
         if self.usable_blocks < 1:
             raise InvalidGeometry(
-                f"num_blocks is {self.num_blocks} and page {'0 is the null page' if self.null_page else 'ids start at 0'}; "
-                f"the pool needs at least {self.first_page + 1} so that one page can be used",
+                f"num_blocks is {self.num_blocks}; with null_page={self.null_page} the pool needs at least "
+                f"{self.first_page + 1}, so that one page can be used",
                 num_blocks=self.num_blocks,
                 minimum=self.first_page + 1,
             )
@@ -78,8 +78,8 @@ class PageGeometry:
             )
         if self.num_slots > INT32_MAX:
             raise PagedSlotOverflow(
-                f"{self.num_blocks} blocks of {self.block_size} tokens are {self.num_slots} slots; slots are int32, "
-                f"so at most {INT32_MAX // self.block_size} blocks of this size",
+                f"{self.num_blocks} blocks of {self.block_size} tokens are {self.num_slots} slots; slots are "
+                f"int32, so at most {INT32_MAX // self.block_size} blocks of this size",
                 num_slots=self.num_slots,
                 maximum=INT32_MAX,
             )
@@ -239,7 +239,7 @@ def latent_element_offset(slot: Int64Array, channel: int | Int64Array, *, latent
 def latent_element_offset(
     slot: int | Int64Array, channel: int | Int64Array, *, latent_dim: int
 ) -> int | Int64Array:
-    """Element offset in a LATENT cache ``(num_blocks, block_size, 1, latent_dim)``: the token-major one with one head."""
+    """Element offset in a cache ``(num_blocks, block_size, 1, latent_dim)``: token-major with one head."""
     if isinstance(slot, np.ndarray):
         return token_major_element_offset(slot, 0, channel, kv_num_heads=1, head_size=latent_dim)
     return token_major_element_offset(slot, 0, int(channel), kv_num_heads=1, head_size=latent_dim)

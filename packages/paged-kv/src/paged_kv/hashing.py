@@ -1,9 +1,11 @@
-"""Names for content: a chain of SHA-256 digests, one a full block, rooted in everything that shapes the cache
-bytes.
+"""Names for content: a chain of SHA-256 digests, one a full block.
+
+The root holds everything that shapes the cache bytes:
 
 ``root = SHA-256(canonical key)`` and ``digest[i] = SHA-256(digest[i - 1] || tokens of block i as
-little-endian int32)``. So equal digests mean equal tokens from the first one on, under the same model, dtype,
-layout, adapter, images and tenant, in every process and on every machine. Python's own `hash` is never used.
+little-endian int32)``. So equal digests mean equal tokens from the first one on, under the same model,
+dtype, layout, adapter, images and tenant, in every process and on every machine. Python's own `hash` is
+never used.
 """
 
 from __future__ import annotations

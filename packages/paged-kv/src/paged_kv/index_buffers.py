@@ -1,5 +1,4 @@
-"""Index tensors in memory that the caller owns, with constant addresses and shapes, kept up to date by small
-writes.
+"""Index tensors in the caller's memory: constant addresses and shapes, kept up to date by small writes.
 
 A captured graph reads these buffers whole: rows and tokens beyond the batch must be harmless after every
     shrink. So each
@@ -51,8 +50,7 @@ class DirtyRanges:
 
 
 class IndexPlanBuffers:
-    """Memory for the index tensors of batches of up to `max_batch` rows, `max_tokens` tokens and `max_blocks`
-    columns.
+    """Memory for the index tensors of every batch that fits in it.
 
     Attributes:
         block_table: ``(max_batch, max_blocks)`` int32, read-only view.
@@ -93,7 +91,8 @@ class IndexPlanBuffers:
     ) -> None:
         if min(max_batch, max_tokens, max_blocks) < 1:
             raise InvalidGeometry(
-                f"max_batch, max_tokens and max_blocks are {max_batch}, {max_tokens}, {max_blocks}; all must be positive",
+                f"max_batch, max_tokens and max_blocks are {max_batch}, {max_tokens} and {max_blocks}; "
+                "all must be positive",
                 max_batch=max_batch,
                 max_tokens=max_tokens,
                 max_blocks=max_blocks,
@@ -177,8 +176,8 @@ class IndexPlanBuffers:
         rows = len(batch.slots)
         if rows > self.max_batch or batch.num_tokens > self.max_tokens:
             raise PagedBufferTooSmall(
-                f"the batch has {rows} rows and {batch.num_tokens} tokens, the buffers hold {self.max_batch} and "
-                f"{self.max_tokens}",
+                f"the batch has {rows} rows and {batch.num_tokens} tokens, the buffers hold "
+                f"{self.max_batch} and {self.max_tokens}",
                 rows=rows,
                 tokens=batch.num_tokens,
                 max_batch=self.max_batch,
@@ -296,7 +295,8 @@ def _words(memory: object | None, needed: int) -> Int32Array:
         raise InvalidGeometry(f"the memory is not a contiguous buffer: {error}", needed=needed) from error
     if len(raw) < needed or not raw.flags.writeable:
         raise InvalidGeometry(
-            f"the memory has {len(raw)} bytes, writable: {raw.flags.writeable}; {needed} writable bytes are needed",
+            f"the memory has {len(raw)} bytes, writable: {raw.flags.writeable}; "
+            f"{needed} writable bytes are needed",
             given=len(raw),
             needed=needed,
         )

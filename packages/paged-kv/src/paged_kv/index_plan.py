@@ -44,7 +44,7 @@ MIN_COLUMN_BUCKET = 8
 
 
 def bucket_columns(columns: int) -> int:
-    """The power of two of at least 8 that holds `columns`: one captured graph serves a bucket, not a width."""
+    """The power of two of at least 8 that holds `columns`: one captured graph serves a whole bucket."""
     return max(MIN_COLUMN_BUCKET, _power_of_two(columns))
 
 
@@ -226,7 +226,8 @@ def _require_plannable(view: KVView, slots: Int64Array, query: Int64Array, conte
     if (context > held).any():
         index, row = _first(slots, context > held)
         raise PagedMissingPages(
-            f"row {row} has pages for {int(held[index])} tokens, its context is {int(context[index])}; reserve first",
+            f"row {row} has pages for {int(held[index])} tokens and a context of {int(context[index])}; "
+            "reserve first",
             row=row,
             held=int(held[index]),
             context=int(context[index]),
@@ -239,8 +240,8 @@ def _require_exclusive(view: KVView, batch: Batch) -> None:
     if shared.any():
         token, page = _first(pages.astype(np.int64), shared)
         raise PagedSharedWrite(
-            f"query token {token} would be stored in page {page}, which others can read; step the row so that it gets "
-            "a copy, or allow shared writes when nothing is stored",
+            f"query token {token} would be stored in page {page}, which others can read; step the row so "
+            "that it gets a copy, or allow shared writes when nothing is stored",
             token=token,
             page=page,
         )

@@ -1,7 +1,8 @@
-"""What must hold between any two operations, as checks, and one digest of everything that must not change by chance.
+"""What must hold between any two operations, and a digest of all that must not change by chance.
 
-The numbers I1 to I13 are those of the table in the package's documentation. "fast" looks at every page and row once,
-"full" at every table cell. I14 to I16 (a failed call, a repeated trace and a plan change nothing) compare digests.
+The numbers I1 to I13 are those of the table in the package's documentation. "fast" looks at every page and
+row once, "full" at every table cell. I14 to I16 (a failed call, a repeated trace and a plan change nothing)
+compare digests.
 """
 
 from __future__ import annotations

@@ -135,8 +135,8 @@ def _require_held(state: KVState, slots: Int64Array, lengths: Int64Array) -> Non
     if lost.any():
         index = int(np.flatnonzero(lost)[0])
         raise PositionEvicted(
-            f"row {int(slots[index])} holds positions from {int(first[index])} on; at length {int(lengths[index])} its "
-            f"window of {int(table.window[slots[index]])} would reach before them",
+            f"row {int(slots[index])} holds positions from {int(first[index])} on; at length "
+            f"{int(lengths[index])} its window of {int(table.window[slots[index]])} would reach before them",
             row=int(slots[index]),
             first=int(first[index]),
             given=int(lengths[index]),
@@ -144,7 +144,7 @@ def _require_held(state: KVState, slots: Int64Array, lengths: Int64Array) -> Non
 
 
 def _kept_promise(state: KVState, slots: Int64Array, blocks: Int64Array, old: Int64Array) -> Int64Array:
-    """A promise covers again only those given-up pages that really become free; shared ones stay with the others."""
+    """A promise covers again only those given-up pages that become free; shared ones stay with others."""
     table = state.table
     promised = table.promised[slots]
     if not promised.any():
@@ -341,8 +341,7 @@ class LifecycleCalls(Authority):
     def advance_window(self, rows: IntVector | int) -> int:
         """Give back whole pages in front of each row's window, as far as the device is done with the tokens.
 
-        Keeps every position from ``settled - window`` on; what later steps have written but not completed does
-        not count.
+        Keeps every position from ``settled - window`` on; what is written but not completed does not count.
 
         Returns:
             Pages given back.

@@ -1,8 +1,8 @@
 """The page authority: the only thing that allocates, shares and frees pages.
 
-Every call is all or nothing: it either returns with everything done, or returns an outcome or raises a typed
-error with nothing changed. Hot calls take arrays of rows. One thread owns the manager, and event callbacks may
-not call it.
+Every call is all or nothing: it either returns with everything done, or returns an outcome or raises a
+typed error with nothing changed. Hot calls take arrays of rows. One thread owns the manager, and event
+callbacks may not call it.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class KVCacheManager(StepCalls, LifecycleCalls, AdmissionCalls, SharingCalls, Sw
     Args:
         geometry: the pool.
         max_sequences: rows.
-        max_blocks_per_sequence: columns: the longest context is this times the block size. None for as many as
-            the pool has pages.
+        max_blocks_per_sequence: columns: the longest context is this times the block size. None for as many
+            as the pool has pages.
         watermark: pages that admission leaves free for running rows.
         max_preemptions: how often `resume` brings a sequence back without a promise of its whole length.
         host_blocks: host pages for swapping; 0 for none.
         verify_tokens: keep and compare the tokens behind digests, for a hash function with collisions.
         event_sinks: callables that are given every `KVCacheEvent`.
-        storage: names the cache tensors, such as their address; a second live manager over the same storage is
-            refused.
+        storage: names the cache tensors, such as their address; a second live manager over the same storage
+            is refused.
 
     Raises:
         InvalidGeometry: a size is out of range.

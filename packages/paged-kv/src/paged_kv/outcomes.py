@@ -1,5 +1,6 @@
-"""What an engine meets in normal work: not enough room now, or never. Values, so that no caller catches them
-by chance.
+"""What an engine meets in normal work: not enough room now, or never.
+
+They are values, so that no caller catches them by chance.
 
 An outcome always means that nothing was changed.
 """

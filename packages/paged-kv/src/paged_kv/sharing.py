@@ -33,10 +33,10 @@ class SharingCalls(Authority):
     """Prefix cache, pins and what rows have in common."""
 
     def lookup_and_pin(self, chain: PrefixChain) -> PrefixHit:
-        """Find and pin the longest cached front of a prompt, in one call, so that nobody can take it in between.
+        """Find and pin the longest cached front of a prompt in one call, so that nobody takes it in between.
 
-        At most ``num_tokens - 1`` tokens are hit: one query token must be left to compute. A hit of no pages is
-        a hit too.
+        At most ``num_tokens - 1`` tokens are hit: one query token must be left to compute. A hit of no pages
+        is a hit too.
 
         Raises:
             InvalidGeometry: the chain was made for another block size.
@@ -52,8 +52,8 @@ class SharingCalls(Authority):
     def attach(self, row: int | np.integer, hit: PrefixHit) -> CapacityDeferred | None:
         """Make a hit the front of an empty row; None when done.
 
-        A deferral means that the pinned pages are promised to admitted rows; the hit stays open. Rows that are
-        opened by `admit` take their hits there.
+        A deferral means that the pinned pages are promised to admitted rows; the hit stays open. Rows that
+        are opened by `admit` take their hits there.
 
         Raises:
             UnknownSequence, StaleSequenceHandle, RowBusy: bad row.
@@ -68,8 +68,8 @@ class SharingCalls(Authority):
         table, slot = state.table, int(slots[0])
         if table.seq_len[slot] or table.promised[slot]:
             raise RowNotEmpty(
-                f"row {slot} has {int(table.seq_len[slot])} tokens and a promise of {int(table.promised[slot])} "
-                "pages; attach a hit to a row fresh from create",
+                f"row {slot} has {int(table.seq_len[slot])} tokens and a promise of "
+                f"{int(table.promised[slot])} pages; attach a hit to a row fresh from create",
                 row=slot,
                 tokens=int(table.seq_len[slot]),
                 promised=int(table.promised[slot]),
@@ -225,8 +225,8 @@ def _register(state: KVState, slot: int, chain: PrefixChain) -> int:
         last = int(np.flatnonzero(hashed)[-1])
         if state.prefix.digest_of[int(pages[last])] != chain.digests[last]:
             raise PrefixMismatch(
-                f"page {int(pages[last])}, block {last} of row {slot}, is registered under another digest; the "
-                "chain does not describe this row",
+                f"page {int(pages[last])}, block {last} of row {slot}, is registered under another "
+                "digest; the chain does not describe this row",
                 row=slot,
                 block=last,
                 page=int(pages[last]),

@@ -1,6 +1,7 @@
 """What one manager owns, in one place, for the modules that carry out its operations.
 
-Nothing here is public. `Epochs` numbers the steps: an epoch is in flight from `begin_step` until `complete`.
+Nothing here is public. `Epochs` numbers the steps: an epoch is in flight from `begin_step` until
+`complete`.
 """
 
 from __future__ import annotations
@@ -103,8 +104,7 @@ class KVState:
     def take_back(
         self, slots: Int64Array, start: Int64Array, stop: Int64Array
     ) -> tuple[Int64Array, Int64Array]:
-        """Cells and pages of columns ``[start, stop)`` of each row, tail first; refuses pages that are not
-        live.
+        """Cells and pages of columns ``[start, stop)`` of each row, tail first.
 
         Raises:
             PageDoubleFree: a cell names a page that nobody holds.

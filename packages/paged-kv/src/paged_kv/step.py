@@ -1,11 +1,10 @@
 """One step as a transaction: reserve, plan, then commit some, all or none of it.
 
 `reserve` judges the whole batch's need once, before anything changes: new pages, and copies of pages that
-others can read.
-Then table, references and copies are in place, but lengths are not: `commit` moves those, and only assigns,
-    so it cannot
-fail halfway. Rolling back restores tables, lengths and references exactly; what is not promised back is the
-order of the free queues and cached content that was evicted for the reservation.
+others can read. Then table, references and copies are in place, but lengths are not: `commit` moves those,
+and only assigns, so it cannot fail halfway. Rolling back restores tables, lengths and references exactly;
+what is not promised back is the order of the free queues and cached content that was evicted for the
+reservation.
 """
 
 from __future__ import annotations

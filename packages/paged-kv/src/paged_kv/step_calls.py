@@ -49,7 +49,7 @@ class StepCalls(Authority):
         last = epochs.launched if state.step is None else state.step.launched_before
         if not epochs.completed < epoch <= last:
             raise EpochOutOfOrder(
-                f"epoch {epoch} cannot complete: {epochs.completed} is complete and the last launched is {last}",
+                f"epoch {epoch} cannot complete: {epochs.completed} is complete and {last} was launched last",
                 epoch=epoch,
                 completed=epochs.completed,
                 last=last,

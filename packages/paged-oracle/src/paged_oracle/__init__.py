@@ -1,8 +1,7 @@
 """A NumPy reference that computes exactly what ONNX Runtime's PagedAttention computes.
 
 Invariant: no value leaves this package that was not computed by the documented formula; what cannot be
-    computed is
-an error, and an error leaves the caches as they were.
+computed is an error, and an error leaves the caches as they were.
 """
 
 from paged_oracle import latent, tolerance

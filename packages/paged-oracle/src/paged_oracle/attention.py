@@ -16,8 +16,9 @@ from paged_oracle.errors import UnusableOptionError
 from paged_oracle.forward import Forward
 from paged_oracle.prologue import Rounding
 from paged_oracle.resolve import BoundCall, Inputs, resolve
+from paged_oracle.spread import spread
 from paged_oracle.strict import require_defined
-from paged_oracle.tiles import tiles
+from paged_oracle.tiles import Tile, tiles
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +59,8 @@ def paged_attention(
     Memory beyond inputs and outputs is a constant number of copies of the new tokens' rows, plus a tile of
     `tiles.ROW_TILE` query rows (tokens times heads) against `tiles.KEY_CHUNK` positions, whatever the
     context: ``8 * (ROW_TILE * (3 * KEY_CHUNK + head_size + 3 * v_head_size) + 3 * KEY_CHUNK * kv_num_heads *
-    head_size)`` bytes, 22 MB for 16 heads at 576/512. A single token with more heads than `ROW_TILE` is one
-    tile.
+    head_size)`` bytes, 22 MB for 16 heads at 576/512, on each of at most 8 threads. A single token with more
+    heads than `ROW_TILE` is one tile.
 
     Args:
         attributes: the node's attributes.
@@ -89,10 +90,14 @@ def paged_attention(
     with np.errstate(all="ignore"):
         forward = Forward.open(bound, emulated)
         query = forward.append(rounding)
-        for tile in tiles(bound.call, forward.sequences):
+
+    def attend(tile: Tile) -> None:
+        with np.errstate(all="ignore"):
             result, denominator = forward.attend(tile, query[tile.tokens])
             output[tile.tokens] = _rounded(result, output.dtype, rounding)
             lse[tile.tokens] = denominator
+
+    spread(attend, tiles(bound.call, forward.sequences), num_heads)
     output[forward.sequences.idle] = 0
     lse[forward.sequences.idle] = -np.inf
     flat = output.reshape(bound.tokens, num_heads * v_head_size)

@@ -1,8 +1,7 @@
 """One call in two steps: write the new tokens, then attend tile by tile.
 
 Invariant: `append` comes first, and `attend` reads keys and values from the caches only. A token whose write
-    was
-skipped therefore meets whatever its place in the cache held.
+was skipped therefore meets whatever its place in the cache held.
 """
 
 from __future__ import annotations

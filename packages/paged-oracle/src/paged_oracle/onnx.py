@@ -3,8 +3,7 @@
 Needs the extra `paged-oracle[onnx]`; nothing else in the package imports it.
 
 Invariant: a cache output *is* the array that came in as the cache, updated, as ONNX Runtime demands of its
-    caller.
-Feed a cache as a writable array and keep it for the next step.
+caller. Feed a cache as a writable array and keep it for the next step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What happens to query, key and value before attention: unpack, normalise, rotate.
 
 Invariant: nothing here touches a cache. With ``"ort"`` every result is in T, as ONNX Runtime's kernels leave
-    it;
-with ``"exact"`` the queries and keys are float64 and have not been rounded at all.
+it; with ``"exact"`` the queries and keys are float64 and have not been rounded at all.
 """
 
 from __future__ import annotations

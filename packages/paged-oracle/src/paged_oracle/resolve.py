@@ -1,8 +1,7 @@
 """From arrays to a checked call.
 
 Invariant: every call is checked by `paged_schema.check`; the verdict on the same attributes, types and shapes
-    is
-remembered, never skipped.
+is remembered, never skipped.
 """
 
 from __future__ import annotations

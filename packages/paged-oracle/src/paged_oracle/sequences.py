@@ -1,7 +1,7 @@
 """Which sequence and position each token has, and which slot it writes.
 
 Invariant: every index that leaves this module is in range. What ONNX Runtime leaves undefined is decided
-    here:
+here:
 
 * cumulative lengths are clamped to [0, tokens] and made non-decreasing; a token of no sequence is idle;
 * a sequence with a negative past is idle;

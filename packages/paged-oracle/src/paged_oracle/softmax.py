@@ -1,10 +1,9 @@
 """Attention of a tile of query rows over chunks of keys, with a running softmax.
 
 Invariant: the bits of a row do not depend on its neighbours in the tile, on how many chunks the neighbours
-    need,
-or on where the keys came from. Three rules give that: chunks start at multiples of a fixed length, counted
-from position 0, and are always full (unused places are masked); the number of rows is padded, so that BLAS
-never takes a path for thin matrices; a chunk in which a row sees nothing multiplies its sums by 1 and adds 0.
+need, or on where the keys came from. Three rules give that: chunks start at multiples of a fixed length,
+counted from position 0, and are always full (unused places are masked); `product` shows BLAS one shape only;
+a chunk in which a row sees nothing multiplies its sums by 1 and adds 0.
 
 Everything is float64. ONNX Runtime accumulates in float32 in an order that is no part of its contract; its
 results scatter around these.
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from paged_oracle.dtypes import Bool, DType, Float64, round_to, upcast
+from paged_oracle.product import product
 
 
 @dataclass(eq=False)
@@ -24,7 +24,7 @@ class RunningSoftmax:
     """Softmax-weighted sums of values, kept up to date chunk by chunk.
 
     Attributes:
-        queries: (kv_num_heads, rows, head_size), `rows` a multiple of `tiles.ROW_MULTIPLE`.
+        queries: (kv_num_heads, rows, head_size), `rows` a multiple of `product.ROWS`.
         v_head_size: channels of a value.
         scale: logit multiplier.
         softcap: cap of the scaled logits by tanh; 0 for none.
@@ -99,7 +99,7 @@ class RunningSoftmax:
         return weighted / _divisor(total), np.where(total == 0, -np.inf, maximum + np.log(total))
 
     def _logits(self, keys: Float64) -> Float64:
-        scores = self.queries @ keys.swapaxes(-1, -2)
+        scores = product(self.queries, keys.swapaxes(-1, -2))
         if self.softcap > 0:
             scores *= self.scale / self.softcap
             return np.tanh(scores, out=scores) * self.softcap
@@ -112,12 +112,12 @@ def _divisor(total: Float64) -> Float64:
 
 
 def _weigh(weights: Float64, values: Float64, visible: Bool | None) -> Float64:
-    result = weights @ values
+    result = product(weights, values)
     if visible is None or np.isfinite(result).all():
         return result
     # 0 * inf is NaN: a key that a row does not see must not reach it, whatever its value holds.
     finite = np.logical_and.reduce(np.isfinite(values), axis=(0, 2))
-    result = weights @ np.where(finite[:, None], values, 0.0)
+    result = product(weights, np.where(finite[:, None], values, 0.0))
     for place in np.flatnonzero(~finite):
         term = weights[..., place, None] * values[:, place, None, :]
         result += np.where(visible[:, place, None], term, 0.0)

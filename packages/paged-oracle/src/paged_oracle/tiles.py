@@ -1,8 +1,7 @@
 """How query rows are cut into tiles, keys into chunks, and which keys a row sees.
 
 Invariant: a chunk starts at a multiple of `KEY_CHUNK` counted from position 0 of its sequence, so that the
-    same row
-meets the same chunks however its prefill was split.
+same row meets the same chunks however its prefill was split.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ import numpy as np
 from paged_schema import Call
 
 from paged_oracle.dtypes import Array, Bool, Float64, Int64, upcast
+from paged_oracle.product import ROWS
 from paged_oracle.sequences import Sequences
 
 KEY_CHUNK = 128
 ROW_TILE = 1024
-ROW_MULTIPLE = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +103,7 @@ def to_rows(call: Call, heads: Array) -> Float64:
     """
     tokens, group = heads.shape[0], call.group_size
     count = tokens * group
-    rows = np.zeros((call.kv_num_heads, -(-count // ROW_MULTIPLE) * ROW_MULTIPLE, heads.shape[2]))
+    rows = np.zeros((call.kv_num_heads, -(-count // ROWS) * ROWS, heads.shape[2]))
     grouped = upcast(heads).reshape(tokens, call.kv_num_heads, group, heads.shape[2])
     rows[:, :count] = grouped.swapaxes(0, 1).reshape(call.kv_num_heads, count, heads.shape[2])
     return rows

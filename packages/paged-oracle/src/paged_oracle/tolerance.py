@@ -1,12 +1,10 @@
 """How far two right results may lie apart, each bound with the model of the error behind it.
 
 Invariant: a tolerance is an absolute bound for each value of an output, derived from what is rounded where.
-    None
-is fitted to an observed error. Tolerances add up.
+None is fitted to an observed error. Tolerances add up.
 
 Notation: u is the unit roundoff of a type, half its relative spacing: 2^-8 for bfloat16, 2^-11 for float16,
-    2^-24
-for float32. An output value is ``o = sum p v`` with weights p that sum to at most 1; its *magnitude* is
+2^-24 for float32. An output value is ``o = sum p v`` with weights p that sum to at most 1; its *magnitude* is
 ``sum p |v|``.
 """
 

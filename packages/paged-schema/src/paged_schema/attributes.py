@@ -115,7 +115,10 @@ class PagedAttentionAttributes(BaseModel):
 
 def _translate(error: ValidationError) -> InvalidArgument:
     found = {"extra_forbidden": [], "kind": [], "wide": [], "missing": []}  # type: dict[str, list[InvalidArgument]]
-    for detail in error.errors(include_url=False, include_context=False):
+    for detail in error.errors(include_url=False):
+        inner = detail.get("ctx", {}).get("error")
+        if isinstance(inner, InvalidArgument):
+            return inner
         name = str(detail["loc"][0]) if detail["loc"] else "attributes"
         given = detail["input"]
         if detail["type"] == "extra_forbidden":

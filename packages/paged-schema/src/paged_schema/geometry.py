@@ -16,6 +16,7 @@ from paged_schema.errors import InvalidArgument
 
 Config = Mapping[str, Any]
 MAX_CONFIG_BYTES: Final = 16 * 2**20
+MAX_LAYERS: Final = 10_000
 NO_ATTENTION: Final = ("linear", "conv", "mamba", "recurrent", "ssm", "rwkv")
 
 
@@ -198,6 +199,8 @@ def _is_yarn(rope: Config) -> bool:
 
 def _layers(text: Config) -> tuple[tuple[LayerKind, ...], int]:
     count = _integer(text, "num_hidden_layers")
+    if count > MAX_LAYERS:
+        raise _bad("num_hidden_layers", count, f"at most {MAX_LAYERS}")
     kinds = [_kind(text, index, count) for index in range(count)]
     counted: dict[LayerKind, int] = {}
     for kind in kinds:

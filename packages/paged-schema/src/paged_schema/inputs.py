@@ -223,7 +223,10 @@ class PagedAttentionOutputs(_Slots):
 
 
 def _translate(error: ValidationError) -> InvalidArgument:
-    detail = error.errors(include_url=False, include_context=False)[0]
+    detail = error.errors(include_url=False)[0]
+    inner = detail.get("ctx", {}).get("error")
+    if isinstance(inner, InvalidArgument):
+        return inner
     name = str(detail["loc"][0]) if detail["loc"] else "tensor"
     if detail["type"] == "extra_forbidden":
         return InvalidArgument(

@@ -73,8 +73,8 @@ def _stripped(path: Path) -> bytes:
     with path.open("rb") as file:
         if path.stat().st_size == 0:
             raise _unreadable(path, "an empty file", "an ONNX model")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
-            return _Walk(path).strip(view)
+        # Not closed by hand: an error's traceback may still hold slices of it, and the last one frees it.
+        return _Walk(path).strip(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
 
 
 class _Walk:

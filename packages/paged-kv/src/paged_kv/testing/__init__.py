@@ -1,4 +1,4 @@
-"""Tools to test an engine, or this package, against: a plain model of the authority and a cache that tells on aliasing."""
+"""A plain model of the authority, a cache that tells on aliasing, and random walks that compare them."""
 
 from .driver import Choose, KvDriver
 from .history import HistoryCache, history_of

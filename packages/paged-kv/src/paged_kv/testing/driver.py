@@ -1,8 +1,9 @@
 """Random walks over every public operation of the authority, compared with the plain model after each one.
 
-`KvDriver.act` performs one operation on a small manager, on `ReferenceKvModel` and on a `HistoryCache`, and `verify`
-compares all that can be seen: page ids, queues, references, lengths, outcomes, events, and what every row reads. Where the
-choices come from is the caller's affair: a seeded generator, or a property testing tool that can shrink them.
+`KvDriver.act` performs one operation on a small manager, on `ReferenceKvModel` and on a `HistoryCache`, and
+`verify` compares all that can be seen: page ids, queues, references, lengths, outcomes, events, and what
+every row reads. Where the choices come from is the caller's affair: a seeded generator, or a property
+testing tool that can shrink them.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class KvDriver:
         self.same_as_the_model()
         self.residents_read_their_own_history()
 
-    # -- picking ------------------------------------------------------------------------------------------------
+    # picking
 
     def _rows(self, kind: str) -> list[int]:
         """Rows that are not in an open step or swap, of one kind."""
@@ -188,7 +189,7 @@ class KvDriver:
         chain.extend(tokens)
         return chain
 
-    # -- rows ---------------------------------------------------------------------------------------------------
+    # rows
 
     def _opened(self, handles: list[int], window: int) -> None:
         for handle in handles:
@@ -277,7 +278,7 @@ class KvDriver:
         name = self._pick("windowed")
         assert self.kv.advance_window(name) == self.model.advance(name)
 
-    # -- steps --------------------------------------------------------------------------------------------------
+    # steps
 
     def whole_step(self) -> None:
         """Begin, plan, write, and end one way or another."""
@@ -375,7 +376,7 @@ class KvDriver:
         self.kv.complete(epoch)
         self.model.complete(epoch)
 
-    # -- sharing ------------------------------------------------------------------------------------------------
+    # sharing
 
     def register(self) -> None:
         """Register a row's full pages."""
@@ -448,7 +449,7 @@ class KvDriver:
                 expected += 1
         assert self.kv.common_prefix_blocks(names) == expected
 
-    # -- swap ---------------------------------------------------------------------------------------------------
+    # swap
 
     def swap_out(self) -> None:
         """Move a row out."""
@@ -481,7 +482,7 @@ class KvDriver:
         (self.kv.confirm_swap if confirm else self.kv.cancel_swap)(plan)
         self.model.finish_swap(name, confirm=confirm)
 
-    # -- what must hold -----------------------------------------------------------------------------------------
+    # what must hold
 
     def same_as_the_model(self) -> None:
         """Every page, queue, row and event is as the model says."""

@@ -1,8 +1,8 @@
 """A cache in which every slot holds a digest of the tokens up to its position.
 
-Write and read it only through index plans, copies and swaps. Then a row that ever reads a slot that does not hold its own
-history has read somebody else's tokens, whatever the authority's books say. Legitimately shared pages agree, because equal
-histories have equal digests.
+Write and read it only through index plans, copies and swaps. Then a row that ever reads a slot that does
+not hold its own history has read somebody else's tokens, whatever the authority's books say. Legitimately
+shared pages agree, because equal histories have equal digests.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class HistoryCache:
     def mismatch(
         self, plan: PagedIndexPlan, tokens: Sequence[Sequence[int]], windows: Sequence[int]
     ) -> tuple[int, int] | None:
-        """The first (batch row, position) that a kernel would read and that is not the row's own; None if all are.
+        """The first (batch row, position) that a kernel would read and that is not the row's own, or None.
 
         A row with a window of w tokens reads, for each query position p, the positions after p - w.
         """

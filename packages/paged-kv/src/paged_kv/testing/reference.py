@@ -1,7 +1,8 @@
 """The page authority again, in dictionaries and lists: slow, and plain enough to be believed by reading.
 
-It predicts everything that the real one promises: page ids, queue order, lengths, references, outcomes and events. It checks
-nothing: calls must be valid ones. Sequences are named by whatever the caller likes, usually the real handles.
+It predicts everything that the real one promises: page ids, queue order, lengths, references, outcomes and
+events. It checks nothing: calls must be valid ones. Sequences are named by whatever the caller likes,
+usually the real handles.
 """
 
 from __future__ import annotations

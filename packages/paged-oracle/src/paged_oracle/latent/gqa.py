@@ -1,8 +1,8 @@
 """A grouped-query model as a LATENT cache, exactly.
 
 Invariant: attention over the embedded rows has the logits and the value sums of the model's own heads.
-    Nothing is
-approximated: a query head is zero outside its own key slice, and reads its own value slice of the output.
+Nothing is approximated: a query head is zero outside its own key slice, and reads its own value slice of the
+output.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Multi-head latent attention: the decomposed form, and its weights absorbed into queries and outputs.
 
 Invariant: for every query, ``absorb(...)`` around a LATENT node gives what `decomposed_attention` gives, in
-    exact
-arithmetic. With a token's latent ``c``, head h has the key ``[W_UK[h] c, k_rope]`` and the value ``W_UV[h]
-c``, so
+exact arithmetic. With a token's latent ``c``, head h has the key ``[W_UK[h] c, k_rope]`` and the value
+``W_UV[h] c``, so
 
     ``q_nope . (W_UK[h] c) = (W_UK[h]^T q_nope) . c``   and   ``sum p (W_UV[h] c) = W_UV[h] (sum p c)``:
 
