@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_bench.demo.gguf_file import GgufFile
+from paged_bench.demo.pretokenizers import pre_tokenizer
 from paged_bench.demo.tokenizer import TextCodec
 from paged_bench.errors import ModelFileError, PromptError
 
@@ -123,3 +124,79 @@ def test_missing_scores_are_named(tmp_path, tiny_model):
     del model.keys["tokenizer.ggml.scores"]
     with pytest.raises(ModelFileError, match=r"tokenizer\.ggml\.scores"):
         TextCodec(GgufFile(model.write(tmp_path / "m")))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "gpt-2",
+            [
+                "I",
+                "'ll",
+                " pay",
+                " 12345",
+                " now",
+                ",",
+                " THEY",
+                "'",
+                "LL",
+                "  ",
+                " see",
+                "!!",
+                "\n",
+                "\n",
+                "x",
+            ],
+        ),
+        (
+            "smollm",
+            [
+                "I",
+                "'ll",
+                " pay",
+                " ",
+                *"12345",
+                " now",
+                ",",
+                " THEY",
+                "'",
+                "LL",
+                "  ",
+                " see",
+                "!!",
+                "\n",
+                "\n",
+                "x",
+            ],
+        ),
+        (
+            "llama-bpe",
+            ["I", "'ll", " pay", " ", "123", "45", " now", ",", " THEY", "'LL", "  ", " see", "!!\n\n", "x"],
+        ),
+    ],
+)
+def test_each_pre_tokenizer_splits_its_own_way(name, expected):
+    text = "I'll pay 12345 now, THEY'LL   see!!\n\nx"
+    pieces = [text[start:end] for _, (start, end) in pre_tokenizer(name).pre_tokenize_str(text)]
+    assert pieces == expected
+
+
+@pytest.mark.parametrize("name", ["llama-bpe", "gpt-2"])
+def test_some_vocabularies_start_with_bos_unless_the_file_says_otherwise(tmp_path, tiny_model, name):
+    model = tiny_model(keys={"tokenizer.ggml.pre": name})
+    del model.keys["tokenizer.ggml.add_bos_token"]
+    codec = TextCodec(GgufFile(model.write(tmp_path / "m")))
+    assert (codec.encode("a")[0] == 1) == (name == "llama-bpe")
+
+
+def test_a_piece_that_comes_twice_is_refused(tmp_path, tiny_model):
+    model = tiny_model()
+    model.keys["tokenizer.ggml.tokens"][5] = model.keys["tokenizer.ggml.tokens"][6]
+    with pytest.raises(ModelFileError, match="more than once"):
+        TextCodec(GgufFile(model.write(tmp_path / "m")))
+
+
+def test_an_end_token_may_have_a_second_name(tmp_path, tiny_model):
+    path = tiny_model(keys={"tokenizer.ggml.eot_token_id": 7}).write(tmp_path / "m")
+    assert TextCodec(GgufFile(path)).stop_ids == {0, 7}

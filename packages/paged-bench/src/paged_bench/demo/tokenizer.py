@@ -39,22 +39,15 @@ class TextCodec:
             )
         self._pieces = file.strings("tokenizer.ggml.tokens")
         build = _byte_level if kind == "gpt2" else _sentence_piece
-        try:
-            self._tokenizer, bos_default = build(file, self._pieces)
-        except ModelFileError:
-            raise
-        except Exception as error:  # the tokenizers library raises plain Exception
-            raise ModelFileError(
-                "key 'tokenizer.ggml.merges'", f"does not fit the vocabulary: {error}", "fetch the file again"
-            ) from error
+        self._tokenizer, bos_default = build(file, self._pieces)
         self._add_special(file)
         self._bos = (
-            self._token_id(file, "bos")
+            _token_id(file, "bos", len(self._pieces))
             if file.key("tokenizer.ggml.add_bos_token", bool, bos_default)
             else None
         )
         self.stop_ids = frozenset(
-            self._token_id(file, name)
+            _token_id(file, name, len(self._pieces))
             for name in ("eos", "eot")
             if file.has_key(f"tokenizer.ggml.{name}_token_id")
         )
@@ -78,13 +71,6 @@ class TextCodec:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
 
-    def _token_id(self, file: GgufFile, name: str) -> int:
-        key = f"tokenizer.ggml.{name}_token_id"
-        value = file.key(key, int)
-        if not 0 <= value < len(self._pieces):
-            raise ModelFileError(f"key {key!r}", f"is {value}, the vocabulary has {len(self._pieces)} tokens")
-        return value
-
     def _add_special(self, file: GgufFile) -> None:
         kinds = file.integers("tokenizer.ggml.token_type")
         if len(kinds) != len(self._pieces):
@@ -97,6 +83,14 @@ class TextCodec:
             if kind in (_CONTROL, _USER_DEFINED) and piece
         ]
         self._tokenizer.add_tokens(special)
+
+
+def _token_id(file: GgufFile, name: str, count: int) -> int:
+    key = f"tokenizer.ggml.{name}_token_id"
+    value = file.key(key, int)
+    if not 0 <= value < count:
+        raise ModelFileError(f"key {key!r}", f"is {value}, the vocabulary has {count} tokens")
+    return value
 
 
 def _vocabulary(pieces: Sequence[str]) -> dict[str, int]:
@@ -115,7 +109,13 @@ def _byte_level(file: GgufFile, pieces: Sequence[str]) -> tuple[Tokenizer, bool]
             f"names the pre-tokenizer {name!r}, known are {', '.join(sorted(KNOWN))}",
         )
     merges = [_pair(merge) for merge in file.strings("tokenizer.ggml.merges")]
-    tokenizer = Tokenizer(BPE(_vocabulary(pieces), merges, ignore_merges=ignores_merges(name)))
+    vocabulary = _vocabulary(pieces)
+    try:
+        tokenizer = Tokenizer(BPE(vocabulary, merges, ignore_merges=ignores_merges(name)))
+    except Exception as error:  # the tokenizers library raises nothing narrower
+        raise ModelFileError(
+            "key 'tokenizer.ggml.merges'", f"does not fit the vocabulary: {error}", "fetch the file again"
+        ) from error
     tokenizer.pre_tokenizer = pre_tokenizer(name)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer, starts_with_bos(name)
@@ -135,7 +135,7 @@ def _sentence_piece(file: GgufFile, pieces: Sequence[str]) -> tuple[Tokenizer, b
         raise ModelFileError(
             "key 'tokenizer.ggml.scores'", f"has {len(scores)} entries for {len(pieces)} tokens"
         )
-    unknown = pieces[file.key("tokenizer.ggml.unknown_token_id", int, 0)]
+    unknown = pieces[_token_id(file, "unknown", len(pieces))]
     tokenizer = Tokenizer(
         BPE(
             vocabulary,
