@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 MAX_SLICES = 1024  # what the schedule kernel keeps in shared memory
 _MIN_ROWS = 64  # KV rows of a slice: below, the partial costs more than the rows
-_COMBINE_BLOCKS = 528  # blocks that fill the GPU once; columns are cut until there are that many
+_COMBINE_TASKS = 528  # tasks that keep the GPU busy; columns are cut until there are about that many
+_COMBINE_BLOCKS = 8  # blocks of the combine kernel a multiprocessor
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class SplitSizes:
         max_items: Items of the largest step.
         chunk: KV tiles of a part under a fixed split, else 0.
         slots: Partials that the workspace holds, each `row_tiles` tall.
-        combine_entries: Cut items that the combine kernel takes at a time.
+        combine_entries: Ends of the list of cut items that the combine kernel may look at; at least as many as
+            its blocks reach over at once.
         column_parts: Blocks that share an output row in the combine kernel.
     """
 
@@ -64,8 +66,8 @@ class SplitSizes:
             max_items = -(-bounds.max_tokens * heads // shape.row_tile) + bounds.max_batch
         chunk = split_rows // shape.kv_tile
         slots = max_items * (bounds.max_context // split_rows + 2) if chunk else 2 * slices
-        entries = min(max_items, 2048 if chunk else slices)
-        parts = next((n for n in (8, 4, 2) if entries * item_rows * n <= _COMBINE_BLOCKS), 1)
+        entries = min(max_items, 2048 if chunk else slices) + 1
+        parts = next((n for n in (8, 4, 2) if entries * item_rows * n <= _COMBINE_TASKS), 1)
         return cls(row_tiles, item_rows, slices, max_items, chunk, slots, entries, parts)
 
 
@@ -119,6 +121,7 @@ class SplitPath:
         blocks = properties.multiprocessors * shape.blocks_per_multiprocessor
         sizes = SplitSizes.of(call.num_heads, bounds, shape, blocks=blocks, split_rows=options.split_rows)
         threads = 256 if max(bounds.max_batch, sizes.max_items, sizes.slices + 1) <= 256 else 1024
+        tasks = sizes.combine_entries * sizes.item_rows * sizes.column_parts
         dtype, head_size, v_head_size = element_type(call), call.head_size or 0, call.v_head_size or 0
         launches = (
             LaunchSpec(
@@ -139,7 +142,7 @@ class SplitPath:
                 combine_signature(
                     dtype, v_head_size, row_tile=shape.row_tile, column_parts=sizes.column_parts
                 ),
-                (sizes.combine_entries * sizes.item_rows * sizes.column_parts, 1, 1),
+                (min(tasks, _COMBINE_BLOCKS * properties.multiprocessors), 1, 1),
                 (_combine_threads(v_head_size, sizes.column_parts), 1, 1),
                 programmatic=True,
             ),

@@ -1,8 +1,9 @@
 // Merges the parts of items that the schedule cut, in part order, and writes the zeros of tokens that no request owns.
 //
-// Grid: entries x rows of an item x COLUMN_PARTS, with a stride over the schedule's list; a CTA without an entry leaves
-// at once.  Threads are groups of parts x lanes of four columns; one pass with an online rescale, and all
-// loads of a batch of parts issued before the first use.
+// A task is COLUMN_PARTS-th of the columns of one row of one entry of the schedule's list; the grid fills the GPU once and
+// strides over the tasks. A block whose entry is past the end of the list leaves at once, as all do when nothing was cut.
+// Threads are groups of parts x lanes of four columns; one pass with an online rescale, and all loads of a batch of parts
+// issued before the first use.
 //
 // Macros: BF16 V_HEAD_SIZE ROW_TILE COLUMN_PARTS
 #include "layout/output.cuh"
@@ -25,21 +26,22 @@ __device__ void fill_zeros(const AttentionParams& p, const SplitItem& entry, int
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, COLUMN_PARTS == 1 ? 1280 / kThreads : 1) SYMBOL(const __grid_constant__ AttentionParams p) {
+extern "C" __global__ void __launch_bounds__(kThreads, COLUMN_PARTS == 1 ? 1024 / kThreads : 1) SYMBOL(const __grid_constant__ AttentionParams p) {
   __shared__ float group_sum[kGroups][kColumns + 4];
   __shared__ float group_max[kGroups], group_weight[kGroups];
   const int tid = threadIdx.x, group = tid / kLanes, lane = tid % kLanes;
   const int rows = p.num_heads < ROW_TILE ? ROW_TILE : p.num_heads;   // that an item may have
-  const int an_entry = rows * COLUMN_PARTS, within = blockIdx.x % an_entry, entries = gridDim.x / an_entry;
-  const int row = within / COLUMN_PARTS, column_part = within % COLUMN_PARTS, column = column_part * kColumns + lane * 4;
+  const int tasks = rows * COLUMN_PARTS;                               // of an entry
   let_next_kernel_start();
   wait_for_previous_kernels();
   const bool vectors = output_takes_vectors(p);
   const int step = p.chunk ? 1 : 2;   // slots between parts
-  for (int k = blockIdx.x / an_entry;; k += entries) {
+  for (u32 task = blockIdx.x;; task += gridDim.x) {
+    const u32 k = task / (u32)tasks, within = task - k * tasks;
     const SplitItem entry = p.splits[k];
     if (entry.parts < 0) return;
-    if (entry.parts == 0) { fill_zeros(p, entry, within, an_entry); continue; }
+    if (entry.parts == 0) { fill_zeros(p, entry, within, tasks); continue; }
+    const int row = within / COLUMN_PARTS, column_part = within % COLUMN_PARTS, column = column_part * kColumns + lane * 4;
     if (row >= entry.rows) continue;
     const i64 tile_row = (i64)(row / ROW_TILE) * ROW_TILE + row % ROW_TILE, slot_rows = (i64)p.row_tiles * ROW_TILE;
     float top = kStartMax, weight = 0.f;
