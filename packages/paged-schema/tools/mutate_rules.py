@@ -29,7 +29,13 @@ import pytest
 PACKAGE = Path(__file__).parents[1]
 SOURCE = PACKAGE / "src" / "paged_schema"
 MODULES = ("rules/load", "rules/build", "rules/run", "rules/quantisation", "rules/select", "backends")
-TESTS = ("test_schema_rules.py", "test_schema_recorded.py", "test_schema_backends.py")
+TESTS = (
+    "test_schema_rules.py",
+    "test_schema_recorded.py",
+    "test_schema_backends.py",
+    "test_schema_models.py",
+    "test_schema_cuda_provider.py",
+)
 SECONDS = 60
 # The project's configuration would turn "already imported" into an error.
 PYTEST = ("-x", "-q", "-c", os.devnull, "--import-mode=importlib", "-p", "no:cacheprovider")

@@ -129,9 +129,14 @@ class BlockPool:
     def apply_share(self, pages: Int64Array, times: int = 1) -> None:
         """Add `times` references to each of `pages`, which are distinct; free ones come back to life."""
         self._apply_revive(pages)
-        refs = self.claims[pages] & REF_MASK
-        self.num_shared += int(np.count_nonzero((refs < 2) & (refs + times > 1)))
-        self.claims[pages] += times * REF
+        self.apply_share_live(pages, times)
+
+    def apply_share_live(self, pages: Int64Array, times: int) -> None:
+        """As `apply_share`, for pages that a row already holds."""
+        claims = self.claims[pages]
+        refs = claims & REF_MASK
+        self.num_shared += int(np.count_nonzero(refs < 2)) if times > 1 else int(np.count_nonzero(refs == 1))
+        self.claims[pages] = claims + times * REF
 
     def apply_pin(self, pages: Int64Array) -> None:
         """Add a pin to each of `pages`, which are distinct."""
@@ -241,14 +246,16 @@ class BlockPool:
 
     def _apply_revive(self, pages: Int64Array) -> None:
         states = self.state[pages]
-        if states.size and states.min() == LIVE == states.max():
+        num_live = int(np.count_nonzero(states == LIVE))
+        if num_live == len(pages):
             return
-        waiting = pages[states == EVICTABLE]
-        self.evictable.apply_remove(waiting)
-        fenced = int(np.count_nonzero(states == FENCED))
-        self.num_fenced -= fenced
-        self.num_live += fenced + len(waiting)
-        self.counters.revivals += fenced + len(waiting)
+        evictable = states == EVICTABLE
+        num_evictable = int(np.count_nonzero(evictable))
+        revived = len(pages) - num_live
+        self.evictable.apply_remove(pages if num_evictable == len(pages) else pages[evictable])
+        self.num_fenced -= revived - num_evictable
+        self.num_live += revived
+        self.counters.revivals += revived
         self.state[pages] = LIVE
 
     def _apply_retire(self, pages: Int64Array, epoch: int) -> None:

@@ -10,6 +10,7 @@ more of them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import index
 
 import numpy as np
 import numpy.typing as npt
@@ -117,6 +118,17 @@ class BlockTable:
             current=int(self.generation[slot]),
         )
 
+    def resolve_one(self, handle: int | np.integer) -> int:
+        """The row number of one handle; see `resolve`."""
+        try:
+            number = index(handle)
+        except TypeError as error:
+            raise UnknownSequence(f"{handle!r} is not a handle", handle=repr(handle)) from error
+        slot = number & SLOT_MASK
+        if number < 0 or slot >= self.num_rows or self.handle[slot] != number:
+            self._refuse_handle(number)
+        return slot
+
     def require_distinct(self, slots: Int64Array) -> None:
         """Refuse a batch that names a row twice.
 
@@ -148,7 +160,15 @@ class BlockTable:
     def next_handles(self, slots: Int64Array) -> Int64Array:
         """The handles that `apply_open` will give the free rows `slots`."""
         generation = self.generation[slots] % GENERATION_MASK + 1
-        return (self.tag << (SLOT_BITS + GENERATION_BITS)) | (generation << SLOT_BITS) | slots
+        generation <<= SLOT_BITS
+        generation |= self.tag << (SLOT_BITS + GENERATION_BITS)
+        generation |= slots
+        return generation
+
+    def next_handle(self, slot: int) -> int:
+        """As `next_handles`, for one row."""
+        generation = int(self.generation[slot]) % GENERATION_MASK + 1
+        return (self.tag << (SLOT_BITS + GENERATION_BITS)) | (generation << SLOT_BITS) | slot
 
     def apply_open(self, slots: Int64Array, head: int, handles: Int64Array, window: int = 0) -> None:
         """Make the chosen free rows empty sequences."""
@@ -159,6 +179,15 @@ class BlockTable:
         self.state[slots] = RESIDENT
         self.window[slots] = window
         self.apply_touch(slots)
+
+    def apply_open_one(self, slot: int, handle: int, window: int) -> None:
+        """As `apply_open`, for one row that was taken from the queue before."""
+        self.generation[slot] = (handle >> SLOT_BITS) & GENERATION_MASK
+        self.handle[slot] = self.ready[slot] = handle
+        self.state[slot] = RESIDENT
+        self.window[slot] = window
+        self.last_version += 1
+        self.version[slot] = self.last_version
 
     def apply_close(self, slots: Int64Array) -> None:
         """Free the rows; their live cells were taken back before."""

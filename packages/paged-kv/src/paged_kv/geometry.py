@@ -10,7 +10,7 @@ written here once, count in 64 bits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import overload
 
 import numpy as np
@@ -45,6 +45,12 @@ def _require_int(name: str, value: object) -> None:
 class PageGeometry:
     """A pool of `num_blocks` pages of `block_size` tokens.
 
+    Attributes:
+        num_blocks: pages, the null page included.
+        block_size: tokens a page.
+        null_page: whether page 0 is kept for padding.
+        block_shift: ``log2(block_size)``.
+
     Example:
         >>> PageGeometry(num_blocks=64, block_size=16).usable_blocks
         63
@@ -59,10 +65,12 @@ class PageGeometry:
     num_blocks: int
     block_size: int
     null_page: bool = True
+    block_shift: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _require_int("num_blocks", self.num_blocks)
         check_block_size(self.block_size)
+        object.__setattr__(self, "block_shift", int(self.block_size).bit_length() - 1)
         if self.usable_blocks < 1:
             raise InvalidGeometry(
                 f"num_blocks is {self.num_blocks}; with null_page={self.null_page} the pool needs at least "
@@ -98,11 +106,6 @@ class PageGeometry:
     def num_slots(self) -> int:
         """Token positions in the cache, the null page's included."""
         return self.num_blocks * self.block_size
-
-    @property
-    def block_shift(self) -> int:
-        """``log2(block_size)``."""
-        return self.block_size.bit_length() - 1
 
     def blocks_for(self, num_tokens: int) -> int:
         """Pages that `num_tokens` tokens need: ``ceil(num_tokens / block_size)``."""

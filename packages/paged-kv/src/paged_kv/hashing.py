@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
@@ -133,4 +134,5 @@ class PrefixChain:
         for start in range(0, len(data) - width + 1, width):
             digest = function(digest + data[start : start + width])
             digests.append(digest)
+        deque(map(hash, digests), maxlen=0)  # bytes keep their hash: paid here, not in the lookup
         return digests

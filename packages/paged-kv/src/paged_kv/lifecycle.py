@@ -7,13 +7,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .admission import charges, future_need
+from .admission import NO_TENANT, charges, future_need
 from .authority import Authority, Result
 from .block_pool import HELD, REF
-from .block_table import PAD, SWAPPED
+from .block_table import PAD, RESIDENT, SWAPPED
 from .errors import InvalidLength, InvalidWindow, PageNotResident, PositionEvicted, UnsupportedSink
 from .state import KVState
-from .vectors import IntVector, as_lengths
+from .vectors import IntVector, as_count, as_lengths
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -41,6 +41,14 @@ def require_resident(state: KVState, slots: Int64Array) -> None:
     if away.any():
         row = int(slots[np.flatnonzero(away)[0]])
         raise PageNotResident(f"row {row} is swapped out; swap it in first", row=row)
+
+
+def require_one(state: KVState, slot: int) -> None:
+    """As `require_idle` and `require_resident`, for one row."""
+    if state.step is not None or state.table.state[slot] != RESIDENT:
+        slots = np.array([slot])
+        state.require_idle(slots)
+        require_resident(state, slots)
 
 
 def create(state: KVState, count: int, window: int, tenant: str | None) -> Int64Array:
@@ -180,12 +188,10 @@ def _apply_truncate(
     state.ledger.apply_charge(table.tenant[slots], charges(table, slots) - charged)
 
 
-def fork(state: KVState, slots: Int64Array, count: int, at: int | None) -> Int64Array:
+def fork(state: KVState, slot: int, count: int, at: int | None) -> Int64Array:
     """Branch one row; see `KVCacheManager.fork`."""
-    table, shift = state.table, state.geometry.block_shift
-    state.require_idle(slots)
-    require_resident(state, slots)
-    slot = int(slots[0])
+    table = state.table
+    require_one(state, slot)
     length = int(table.seq_len[slot])
     at = length if at is None else at
     if not 0 <= at <= length:
@@ -193,43 +199,52 @@ def fork(state: KVState, slots: Int64Array, count: int, at: int | None) -> Int64
             f"row {slot} has {length} tokens; it cannot fork at {at}", given=at, maximum=length
         )
     if table.num_advanced:
-        _require_held(state, slots, np.array([at], dtype=np.int64))
-    blocks = (at + state.geometry.block_size - 1) >> shift
+        _require_held(state, np.array([slot]), np.array([at]))
+    blocks = state.geometry.blocks_for(at)
     first = int(table.first_block[slot])
     pages = table.cells[slot, first:blocks].astype(np.int64)
-    new, head = table.choose_rows(count)
-    handles = table.next_handles(new)
-    return _apply_fork(state, slot, new, head, handles, pages, at, first, blocks)
+    rows, head = table.choose_rows(count)
+    new = rows.tolist()
+    handles = [table.next_handle(row) for row in new]
+    branch = Branch(slot, new, handles, pages, at, first, blocks)
+    return _apply_fork(state, branch, head, np.array(handles, dtype=np.int64))
 
 
-def _apply_fork(
-    state: KVState,
-    slot: int,
-    new: Int64Array,
-    head: int,
-    handles: Int64Array,
-    pages: Int64Array,
-    at: int,
-    first: int,
-    blocks: int,
-) -> Int64Array:
-    table = state.table
-    table.apply_open(new, head, handles, int(table.window[slot]))
-    table.cells[new, first:blocks] = pages
-    table.seq_len[new] = at
-    table.settled[new] = min(at, int(table.settled[slot]))
-    table.n_blocks[new] = blocks
-    table.first_block[new] = first
-    table.tenant[new] = table.tenant[slot]
-    if at & (state.geometry.block_size - 1):
-        table.tail_shared[new] = True
+class Branch(NamedTuple):
+    """A row, the rows that branch off, and what they share."""
+
+    slot: int
+    new: list[int]
+    handles: list[int]
+    pages: Int64Array
+    at: int
+    first: int
+    blocks: int
+
+
+def _apply_fork(state: KVState, branch: Branch, head: int, handles: Int64Array) -> Int64Array:
+    table, slot = state.table, branch.slot
+    window, tenant = int(table.window[slot]), int(table.tenant[slot])
+    settled = min(branch.at, int(table.settled[slot]))
+    table.free.apply_take(len(branch.new), head)
+    for row, handle in zip(branch.new, branch.handles, strict=True):
+        table.apply_open_one(row, handle, window)
+        table.cells[row, branch.first : branch.blocks] = branch.pages
+        table.seq_len[row] = branch.at
+        table.settled[row] = settled
+        table.n_blocks[row] = branch.blocks
+        table.first_block[row] = branch.first
+        table.tenant[row] = tenant
+    if branch.at & (state.geometry.block_size - 1):
+        table.tail_shared[branch.new] = True
         table.tail_shared[slot] = True
-    if first:
-        table.num_advanced += len(new)
-    state.ledger.apply_charge(table.tenant[new], charges(table, new))
-    if len(pages) and len(new):
-        state.pool.apply_share(pages, len(new))
-    state.tally.forks += len(new)
+    if branch.first:
+        table.num_advanced += len(branch.new)
+    if tenant != NO_TENANT:
+        state.ledger.apply_charge(table.tenant[branch.new], charges(table, np.array(branch.new)))
+    if len(branch.pages) and branch.new:
+        state.pool.apply_share_live(branch.pages, len(branch.new))
+    state.tally.forks += len(branch.new)
     return handles
 
 
@@ -290,7 +305,7 @@ class LifecycleCalls(Authority):
             InvalidWindow, UnsupportedSink, InvalidLength: bad arguments.
         """
         state = self._enter()
-        number = int(as_lengths(count, 1, "count")[0])
+        number = as_count(count, "count")
         require_window(window, sink)
         return create(state, number, window, tenant)
 
@@ -334,9 +349,9 @@ class LifecycleCalls(Authority):
             PositionEvicted: the window before `at` reaches pages that were given up.
         """
         state = self._enter()
-        number = int(as_lengths(count, 1, "count")[0])
-        point = None if at is None else int(as_lengths(at, 1, "at")[0])
-        return fork(state, self._rows(int(row)), number, point)
+        number = as_count(count, "count")
+        point = None if at is None else as_count(at, "at")
+        return fork(state, state.table.resolve_one(row), number, point)
 
     def advance_window(self, rows: IntVector | int) -> int:
         """Give back whole pages in front of each row's window, as far as the device is done with the tokens.

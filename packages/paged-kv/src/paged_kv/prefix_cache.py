@@ -11,8 +11,10 @@ holds no references: pages belong to rows and pins, and an unheld registered pag
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import repeat, takewhile
+from operator import itemgetter
 from typing import Self
 
 import numpy as np
@@ -106,10 +108,15 @@ class PrefixCache:
     def find(self, chain: PrefixChain, limit: int) -> Int64Array:
         """The pages of the chain's first blocks, up to the first miss and at most `limit`."""
         digests = chain.digests if limit == len(chain.digests) else chain.digests[:limit]
-        pages = np.fromiter(map(self.page_of.get, digests, repeat(MISS)), dtype=np.int64, count=len(digests))
-        if len(pages) and pages.min() == MISS:
-            pages = pages[: int(np.argmax(pages == MISS))]
+        pages = self._pages_of(digests)
         return pages[: self._verified(chain, len(pages))] if self.verify else pages
+
+    def _pages_of(self, digests: list[bytes]) -> Int64Array:
+        if len(digests) > 1 and digests[-1] in self.page_of:
+            with suppress(KeyError):  # most likely a full hit: one call for all digests is the fastest
+                return np.fromiter(itemgetter(*digests)(self.page_of), dtype=np.int64, count=len(digests))
+        found = map(self.page_of.get, digests, repeat(MISS))
+        return np.fromiter(takewhile(MISS.__ne__, found), dtype=np.int64)
 
     def _verified(self, chain: PrefixChain, limit: int) -> int:
         parent: Content | None = None

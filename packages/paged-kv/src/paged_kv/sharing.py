@@ -18,7 +18,7 @@ from .errors import (
     UnverifiedHash,
 )
 from .hashing import PrefixChain
-from .lifecycle import require_resident
+from .lifecycle import require_one
 from .outcomes import CapacityDeferred
 from .prefix_cache import Content, PagePins, PrefixHit
 from .state import KVState
@@ -63,9 +63,8 @@ class SharingCalls(Authority):
         """
         state = self._enter()
         hit.require_open()
-        slots = self._rows(int(row))
-        state.require_idle(slots)
-        table, slot = state.table, int(slots[0])
+        table, slot = state.table, state.table.resolve_one(row)
+        require_one(state, slot)
         if table.seq_len[slot] or table.promised[slot]:
             raise RowNotEmpty(
                 f"row {slot} has {int(table.seq_len[slot])} tokens and a promise of "
@@ -92,10 +91,8 @@ class SharingCalls(Authority):
             UnknownSequence, StaleSequenceHandle, PageNotResident, RowBusy: bad row.
         """
         state = self._enter()
-        slots = self._rows(int(row))
-        state.require_idle(slots)
-        require_resident(state, slots)
-        slot, size = int(slots[0]), state.geometry.block_size
+        slot, size = state.table.resolve_one(row), state.geometry.block_size
+        require_one(state, slot)
         first, stop = int(state.table.first_block[slot]), int(state.table.settled[slot]) // size
         pages = state.table.cells[slot, first:stop].astype(np.int64)
         return _apply_pin(state, PagePins(pages, len(pages) * size, self._drop_pins))
@@ -116,11 +113,10 @@ class SharingCalls(Authority):
             InvalidGeometry, UnverifiedHash: as in `lookup_and_pin`.
         """
         state = self._enter()
-        slots = self._rows(int(row))
-        state.require_idle(slots)
-        require_resident(state, slots)
+        slot = state.table.resolve_one(row)
+        require_one(state, slot)
         _require_chain(state, chain)
-        return self._apply_leave(_register(state, int(slots[0]), chain))
+        return self._apply_leave(_register(state, slot, chain))
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached content; pages that rows or pins hold stay with them."""

@@ -217,7 +217,7 @@ def reserve(
         new_blocks=new_blocks,
         grown=grown,
         grown_rows=grown_rows,
-        grown_cells=_grown_cells(table, grown_rows, old_blocks[grown], growth) if num_new else EMPTY,
+        grown_cells=_grown_cells(table, grown_rows, old_blocks[grown], growth, num_new) if num_new else EMPTY,
         choice=choice,
         shared=shared,
         copies=_copy_plan(shared, choice.pages[num_new:], past, mask),
@@ -313,10 +313,11 @@ def _copy_plan(shared: SharedWrites, targets: Int64Array, past: Int64Array, mask
     return CopyPlan(*(column.astype(np.int32) for column in columns))
 
 
-def _grown_cells(table: BlockTable, slots: Int64Array, old: Int64Array, growth: Int64Array) -> Int64Array:
+def _grown_cells(
+    table: BlockTable, slots: Int64Array, old: Int64Array, growth: Int64Array, total: int
+) -> Int64Array:
     """Flat indices of the new cells of each row, first column first."""
     first = slots * table.num_columns + old
-    total = int(growth.sum())
     if total == len(slots):
         return first
     ends = np.cumsum(growth)

@@ -31,6 +31,15 @@ def as_handles(rows: IntVector | int) -> Int64Array:
     return array.astype(np.int64)
 
 
+def as_count(value: int | np.integer, name: str) -> int:
+    """One count in ``[0, 2**31)``.
+
+    Raises:
+        InvalidLength: not an integer, negative, or not an int32.
+    """
+    return value if type(value) is int and 0 <= value <= INT32_MAX else int(as_lengths(value, 1, name)[0])
+
+
 class QueryLengths(NamedTuple):
     """Query lengths with their sum and maximum, which are free when every one is 1."""
 
@@ -49,7 +58,7 @@ def as_query_lengths(values: IntVector | int, count: int) -> QueryLengths:
     return QueryLengths(own, int(own.sum()), int(own.max()) if count else 0)
 
 
-def as_lengths(values: IntVector | int, count: int, name: str) -> Int64Array:
+def as_lengths(values: IntVector | int | np.integer, count: int, name: str) -> Int64Array:
     """`count` token counts in ``[0, 2**31)``; a single integer stands for all of them.
 
     Raises:
