@@ -61,6 +61,26 @@ def test_a_batch_without_any_key_is_refused_where_lengths_are_read() -> None:
     assert caught.value.rule == "P07"
 
 
+@pytest.mark.parametrize("layout", ["LATENT", "SEPARATE"])
+def test_a_call_that_runs_out_of_memory_puts_the_caches_back(
+    layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = make_case(new=[2, 3], past=[5, 0], num_heads=2, head_size=32, layout=layout)
+    inputs = case.fresh() | {"slot_mapping": np.array([3, 3, -1, 4, 5], np.int32)}
+
+    def fail(*_: object) -> None:
+        changed = inputs["key_cache"].tobytes() != case.inputs["key_cache"].tobytes()
+        raise MemoryError(changed)
+
+    monkeypatch.setattr("paged_oracle.softmax.RunningSoftmax.add", fail)
+    with pytest.raises(MemoryError) as caught:
+        paged_attention(case.attributes, inputs)
+    assert caught.value.args == (True,)
+    for name in ("key_cache", "value_cache"):
+        if name in inputs:
+            assert inputs[name].tobytes() == case.inputs[name].tobytes()
+
+
 def test_inputs_must_be_arrays() -> None:
     case = make_case(new=[2], past=[5], num_heads=2, head_size=32)
     inputs = case.fresh() | {"past_seqlens": [5]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 from paged_oracle import paged_attention
 from paged_oracle.dtypes import name_of
 from paged_oracle.onnx import PagedAttention, evaluator, operator
@@ -133,6 +133,20 @@ def test_a_model_that_onnx_runtime_loads_and_refuses_to_run() -> None:
     with pytest.raises(InvalidArgument) as caught:
         session.run(None, case.fresh())
     assert (caught.value.stage, caught.value.rule) == ("run", "R03d")
+
+
+def test_an_initializer_serves_as_an_input() -> None:
+    case = make_case(new=[3], past=[4], num_heads=2, head_size=32)
+    model = model_of(case, ["output", "key_cache_out"])
+    table = case.inputs["block_table"]
+    model.graph.initializer.append(numpy_helper.from_array(table, "block_table"))
+    kept = [value for value in model.graph.input if value.name != "block_table"]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    feed = case.fresh()
+    del feed["block_table"]
+    expected = paged_attention(case.attributes, case.fresh())
+    assert evaluator(model).run(None, feed)[0].tobytes() == expected.output.tobytes()
 
 
 def test_shapes_of_the_feed_are_checked_when_run() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from paged_oracle import Outputs, compare, paged_attention, tolerance
 from paged_oracle.testing import Case, alone, make_case, pieces, place, repaged
 
+# Drawing a case fills its arrays, which takes long on a busy machine.
+BOUNDS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 LENGTHS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 150)), min_size=1, max_size=4)
 
 
@@ -66,7 +68,7 @@ def held(case: Case, outputs: Outputs) -> list[bytes]:
 
 
 @given(case=cases(), rounding=ROUNDINGS, block_size=st.sampled_from([16, 32, 128]), seed=st.integers(0, 99))
-@settings(deadline=None, max_examples=60)
+@settings(BOUNDS, max_examples=60)
 def test_paging_is_invisible(case: Case, rounding: str, block_size: int, seed: int) -> None:
     moved = repaged(case, block_size, seed)
     one, other = run(case, rounding), run(moved, rounding)
@@ -76,7 +78,7 @@ def test_paging_is_invisible(case: Case, rounding: str, block_size: int, seed: i
 
 
 @given(case=cases(), rounding=ROUNDINGS)
-@settings(deadline=None, max_examples=60)
+@settings(BOUNDS, max_examples=60)
 def test_the_batch_is_invisible(case: Case, rounding: str) -> None:
     whole = run(case, rounding)
     for sequence in range(len(case.inputs["past_seqlens"])):
@@ -88,7 +90,7 @@ def test_the_batch_is_invisible(case: Case, rounding: str) -> None:
 
 
 @given(case=cases(sequences=1), rounding=ROUNDINGS, data=st.data())
-@settings(deadline=None, max_examples=60)
+@settings(BOUNDS, max_examples=60)
 def test_splitting_a_prefill_is_invisible(case: Case, rounding: str, data: st.DataObject) -> None:
     left, lengths = len(case.inputs["query"]), []
     while left:
@@ -105,7 +107,7 @@ def test_splitting_a_prefill_is_invisible(case: Case, rounding: str, data: st.Da
 
 
 @given(case=cases(), data=st.data())
-@settings(deadline=None, max_examples=40)
+@settings(BOUNDS, max_examples=40)
 def test_only_the_named_slots_change(case: Case, data: st.DataObject) -> None:
     inputs = case.fresh()
     before = {name: inputs[name].copy() for name in ("key_cache", "value_cache") if name in inputs}
@@ -123,14 +125,14 @@ def test_only_the_named_slots_change(case: Case, data: st.DataObject) -> None:
 
 
 @given(case=cases(local_window_size=-1))
-@settings(deadline=None, max_examples=25)
+@settings(BOUNDS, max_examples=25)
 def test_a_window_beyond_the_context_is_none(case: Case) -> None:
     wide = case.attributes.model_copy(update={"local_window_size": 10_000})
     assert run(Case(wide, case.inputs, case.extensions)).output.tobytes() == run(case).output.tobytes()
 
 
 @given(case=cases(softcap=0.0))
-@settings(deadline=None, max_examples=25)
+@settings(BOUNDS, max_examples=25)
 def test_a_huge_softcap_is_none(case: Case) -> None:
     capped = case.attributes.model_copy(update={"softcap": 1e20})
     plain = run(case).output
@@ -140,7 +142,7 @@ def test_a_huge_softcap_is_none(case: Case) -> None:
 
 
 @given(case=cases(layout="SEPARATE", kv_num_heads=2, block_size=256))
-@settings(deadline=None, max_examples=25)
+@settings(BOUNDS, max_examples=25)
 def test_a_sink_at_minus_infinity_is_none(case: Case) -> None:
     heads = case.attributes.num_heads
     sunk = case.fresh() | {"head_sink": np.full(heads, -np.inf, case.inputs["query"].dtype)}

@@ -1,10 +1,12 @@
 """The operator on arrays.
 
-Invariant: everything that can be refused is refused before the first write to a cache.
+Invariant: everything that can be refused is refused before the first write to a cache, and a call that fails
+later, for want of memory say, puts back what it wrote.
 """
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,17 +89,18 @@ def paged_attention(
     num_heads, v_head_size = bound.call.num_heads, bound.v_head_size
     output = np.zeros((bound.tokens, num_heads, v_head_size), bound.arrays["query"].dtype)
     lse = np.full((bound.tokens, num_heads), -np.inf, np.float64 if rounding == "exact" else np.float32)
-    with np.errstate(all="ignore"):
-        forward = Forward.open(bound, emulated)
-        query = forward.append(rounding)
+    forward = Forward.open(bound, emulated)
+    with ExitStack() as undo, np.errstate(all="ignore"):
+        query = forward.append(rounding, undo)
 
-    def attend(tile: Tile) -> None:
-        with np.errstate(all="ignore"):
-            result, denominator = forward.attend(tile, query[tile.tokens])
-            output[tile.tokens] = _rounded(result, output.dtype, rounding)
-            lse[tile.tokens] = denominator
+        def attend(tile: Tile) -> None:
+            with np.errstate(all="ignore"):
+                result, denominator = forward.attend(tile, query[tile.tokens])
+                output[tile.tokens] = _rounded(result, output.dtype, rounding)
+                lse[tile.tokens] = denominator
 
-    spread(attend, tiles(bound.call, forward.sequences), num_heads)
+        spread(attend, tiles(bound.call, forward.sequences), num_heads)
+        undo.pop_all()
     output[forward.sequences.idle] = 0
     lse[forward.sequences.idle] = -np.inf
     flat = output.reshape(bound.tokens, num_heads * v_head_size)

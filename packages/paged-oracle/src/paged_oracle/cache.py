@@ -5,7 +5,9 @@ Invariant: the caller's array is updated in place, whatever its strides, and onl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -25,16 +27,22 @@ class BlockCache:
     array: Array
     codec: Codec
 
-    def write(self, slots: Int64, rows: Array) -> None:
+    def write(self, slots: Int64, rows: Array) -> Callable[[], None]:
         """Store rows at flat slots; -1 skips a row, and of rows with the same slot the last one stays.
 
         Args:
             slots: (tokens,) block * block_size + offset, or -1.
             rows: (tokens, kv_num_heads, stored width), encoded.
+
+        Returns:
+            A function that puts back what was there.
         """
         kept = slots >= 0
         block_size = self.array.shape[1]
-        self.array[slots[kept] // block_size, slots[kept] % block_size] = rows[kept]
+        places = slots[kept] // block_size, slots[kept] % block_size
+        before = self.array[places]
+        self.array[places] = rows[kept]
+        return partial(self.array.__setitem__, places, before)
 
     def read(self, block: Int64, offset: Int64, out: Float64) -> None:
         """Put decoded rows into `out`, zeros where the block is -1.

@@ -6,6 +6,7 @@ was skipped therefore meets whatever its place in the cache held.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,15 +50,20 @@ class Forward:
         values = None if latent else _cache(bound, backend, "value_cache", "v_scale")
         return cls(bound, Sequences.build(bound), backend, keys, values, absolute)
 
-    def append(self, rounding: Rounding) -> Array:
-        """Write the new tokens and return the query heads (tokens, num_heads, head_size)."""
+    def append(self, rounding: Rounding, undo: ExitStack) -> Array:
+        """Write the new tokens and return the query heads (tokens, num_heads, head_size).
+
+        Args:
+            rounding: which arithmetic.
+            undo: told how to put back what was there.
+        """
         query, key, value = project(self.bound, self.sequences.positions, rounding)
         key_rows = self.keys.codec.encode(key)
         value_rows = None if value is None or self.values is None else self.values.codec.encode(value)
         slots = self.sequences.write_slots(self.bound.arrays.get("slot_mapping"))
-        self.keys.write(slots, key_rows)
+        undo.callback(self.keys.write(slots, key_rows))
         if self.values is not None and value_rows is not None:
-            self.values.write(slots, value_rows)
+            undo.callback(self.values.write(slots, value_rows))
         return query
 
     def attend(self, tile: Tile, query: Array) -> tuple[Float64, Float64]:

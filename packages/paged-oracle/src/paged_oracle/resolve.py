@@ -67,6 +67,7 @@ def resolve(
         if not isinstance(array, np.ndarray):
             raise UnusableArrayError(name, type(array).__name__, "a NumPy array")
     signature = tuple((name, name_of(array.dtype), array.shape) for name, array in arrays.items())
+    extensions = frozenset(extensions)
     call = _checked(attributes, signature, ort, extensions, None, None)
     metadata, kv_tokens = _noteworthy(arrays)
     if metadata is not None or kv_tokens is not None:

@@ -11,6 +11,7 @@ Notation: u is the unit roundoff of a type, half its relative spacing: 2^-8 for 
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 
 import numpy as np
 from paged_schema import PagedAttentionAttributes
@@ -51,7 +52,7 @@ def magnitude(
     result = np.zeros((bound.tokens, bound.call.num_heads, bound.v_head_size))
     with np.errstate(all="ignore"):
         forward = Forward.open(bound, COMMON, absolute=True)
-        query = forward.append("ort")
+        query = forward.append("ort", ExitStack())
         for tile in tiles(bound.call, forward.sequences):
             result[tile.tokens], _ = forward.attend(tile, query[tile.tokens])
     return result.reshape(bound.tokens, bound.call.num_heads * bound.v_head_size)

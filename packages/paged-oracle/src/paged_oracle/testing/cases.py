@@ -13,7 +13,8 @@ from paged_schema import PagedAttentionAttributes
 
 from paged_oracle.dtypes import Array, DType, numpy_dtype
 
-_QUANTISED = ("int8", "uint8", "float8e4m3fn")
+# Scales at which normal numbers fill the codes of a type.
+_UNITS = {"int8": 0.03, "uint8": 0.35, "float8e4m3fn": 0.9}
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,48 +79,59 @@ def make_case(
     """
     rng = np.random.default_rng(seed)
     element, stored = numpy_dtype(dtype), cache_dtype or dtype
-    width = head_size // 2 if stored == "uint8" else head_size
-    tokens, table, num_blocks = int(np.sum(new)), *_table(rng, new, past, block_size)
-
-    def normal(*shape: int) -> Array:
-        return rng.standard_normal(shape, dtype=np.float32).astype(element)
-
-    cache_shape = (num_blocks, block_size, kv_num_heads, width)
+    table, num_blocks = _table(rng, new, past, block_size)
     names = ["key_cache"] if layout == "LATENT" else ["key_cache", "value_cache"]
-    inputs = {name: _cache(rng, cache_shape, numpy_dtype(stored)) for name in names}
-    if packed:
-        inputs["query"] = normal(tokens, (num_heads + 2 * kv_num_heads) * head_size)
-    else:
-        inputs["query"] = normal(tokens, num_heads * head_size)
-        inputs["key"] = normal(tokens, kv_num_heads * head_size)
-        if layout == "SEPARATE":
-            inputs["value"] = normal(tokens, kv_num_heads * head_size)
+    width = head_size // 2 if stored == "uint8" else head_size
+    shape = (num_blocks, block_size, kv_num_heads, width)
+    inputs = {name: _cache(rng, shape, numpy_dtype(stored)) for name in names}
+    inputs |= _projections(rng, element, sum(new), (num_heads, kv_num_heads, head_size), layout, packed)
     inputs["cumulative_sequence_length"] = np.concatenate([[0], np.cumsum(new)]).astype(np.int32)
     inputs["past_seqlens"] = np.array(past, np.int32)
     inputs["block_table"] = table
-    extra: dict[str, float | int | str] = {}
+    extra: dict[str, float | int | str] = {"kv_cache_layout": layout, "v_head_size": v_head_size}
+    if layout == "LATENT":
+        extra["scale"] = head_size**-0.5
     if rotary_dim:
-        length = max(p + n for p, n in zip(past, new, strict=True)) + 1
-        angles = np.outer(np.arange(length), 10000.0 ** (-np.arange(0, rotary_dim, 2) / rotary_dim))
-        inputs["cos_cache"], inputs["sin_cache"] = (
-            np.cos(angles).astype(element),
-            np.sin(angles).astype(element),
-        )
+        inputs |= _rotary_tables(max(map(sum, zip(past, new, strict=True))) + 1, rotary_dim, element)
         extra["do_rotary"] = 1
     if sink:
-        inputs["head_sink"] = normal(num_heads)
+        inputs["head_sink"] = _normal(rng, element, num_heads)
     if norm:
         for name in ("q_norm_weight", "k_norm_weight"):
             inputs[name] = (1 + 0.1 * rng.standard_normal(head_size)).astype(element)
-    if stored in _QUANTISED:
+    if stored in _UNITS:
         extra |= _quantise(rng, inputs, names, (kv_num_heads, head_size), stored, per_channel)
-    extra |= {"kv_cache_layout": layout, "v_head_size": v_head_size}
-    if layout == "LATENT":
-        extra["scale"] = head_size**-0.5
     node = PagedAttentionAttributes.model_validate(
         {"num_heads": num_heads, "kv_num_heads": kv_num_heads, **extra, **attributes}
     )
     return Case(node, inputs, frozenset({"float32"} if dtype == "float32" else ()))
+
+
+def _normal(rng: np.random.Generator, dtype: DType, *shape: int) -> Array:
+    return rng.standard_normal(shape, dtype=np.float32).astype(dtype)
+
+
+def _projections(
+    rng: np.random.Generator,
+    dtype: DType,
+    tokens: int,
+    sizes: tuple[int, int, int],
+    layout: str,
+    packed: bool,
+) -> dict[str, Array]:
+    num_heads, kv_num_heads, head_size = sizes
+    if packed:
+        return {"query": _normal(rng, dtype, tokens, (num_heads + 2 * kv_num_heads) * head_size)}
+    inputs = {"query": _normal(rng, dtype, tokens, num_heads * head_size)}
+    for name in ["key"] if layout == "LATENT" else ["key", "value"]:
+        inputs[name] = _normal(rng, dtype, tokens, kv_num_heads * head_size)
+    return inputs
+
+
+def _rotary_tables(positions: int, rotary_dim: int, dtype: DType) -> dict[str, Array]:
+    frequencies = 10000.0 ** (-np.arange(0, rotary_dim, 2) / rotary_dim)
+    angles = np.outer(np.arange(positions), frequencies)
+    return {"cos_cache": np.cos(angles).astype(dtype), "sin_cache": np.sin(angles).astype(dtype)}
 
 
 def _table(
@@ -153,12 +165,11 @@ def _quantise(
     stored: str,
     per_channel: bool,
 ) -> dict[str, float | int | str]:
-    unit = {"int8": 0.03, "uint8": 0.35, "float8e4m3fn": 0.9}[stored]
     attributes: dict[str, float | int | str] = {}
     for cache in caches:
         side = cache[0]
         spread = rng.random(shape if per_channel else (1,), dtype=np.float32)
-        inputs[f"{side}_scale"] = np.float32(unit) * (np.float32(0.75) + np.float32(0.5) * spread)
+        inputs[f"{side}_scale"] = np.float32(_UNITS[stored]) * (np.float32(0.75) + np.float32(0.5) * spread)
         attributes[f"{side}_quant_type"] = "PER_CHANNEL" if per_channel else "PER_TENSOR"
         if stored == "uint8":
             attributes[f"{side}_cache_dtype"] = "int4"
