@@ -385,7 +385,7 @@ BROKEN = {
     "I9": lambda state: state.prefix.page_of.clear(),
     "I10": lambda state: setattr(state.epochs, "completed", 9),
     "I11": lambda state: state.table.ready.__setitem__(0, -1),
-    "I12": lambda state: setattr(state.pool, "num_shared", 3),
+    "I12": lambda state: setattr(state.pool, "_num_shared", 3),
     "I13": lambda state: setattr(state.ledger, "outstanding", 3),
     "I17": lambda state: (state.pool.claims.__setitem__(2, 2), state.pool.claims.__setitem__(1, 1)),
 }

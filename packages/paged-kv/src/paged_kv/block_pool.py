@@ -78,7 +78,8 @@ class BlockPool:
     num_live: int = field(init=False, default=0)
     num_fenced: int = field(init=False, default=0)
     num_quarantined: int = field(init=False, default=0)
-    num_shared: int = field(init=False, default=0)
+    _num_shared: int = field(init=False, default=0)
+    _shared_is_stale: bool = field(init=False, default=False)
     counters: PoolCounters = field(init=False, default_factory=PoolCounters)
     _scratch: Int64Array = field(init=False)
 
@@ -103,6 +104,14 @@ class BlockPool:
     def num_usable(self) -> int:
         """Pages that could ever be taken: neither the null page nor quarantined."""
         return self.geometry.usable_blocks - self.num_quarantined
+
+    @property
+    def num_shared(self) -> int:
+        """Pages with more than one reference; counted again when sharing changed since the last time."""
+        if self._shared_is_stale:
+            self._num_shared = int(np.count_nonzero((self.claims & REF_MASK) > 1))
+            self._shared_is_stale = False
+        return self._num_shared
 
     def choose(self, count: int) -> PageChoice:
         """Pick the next `count` pages without taking them; `count` is at most `num_available`."""
@@ -134,9 +143,9 @@ class BlockPool:
     def apply_share_live(self, pages: Int64Array, times: int) -> None:
         """As `apply_share`, for pages that a row already holds."""
         claims = self.claims[pages]
-        refs = claims & REF_MASK
-        self.num_shared += int(np.count_nonzero(refs < 2)) if times > 1 else int(np.count_nonzero(refs == 1))
-        self.claims[pages] = claims + times * REF
+        claims += times * REF
+        self.claims[pages] = claims
+        self._shared_is_stale = True
 
     def apply_pin(self, pages: Int64Array) -> None:
         """Add a pin to each of `pages`, which are distinct."""
@@ -177,13 +186,8 @@ class BlockPool:
         Pages without a claim left wait for `epoch`, or are free at once when `epoch` is 0. They queue in the
         listed order, so list a row's pages tail first: then a cached chain loses its leaves first.
         """
-        before = self.claims[pages]
         np.subtract.at(self.claims, pages, REF)
-        if self.num_shared:
-            distinct = self._last_occurrences(pages)
-            was = before[distinct] & REF_MASK
-            now = self.claims[pages[distinct]] & REF_MASK
-            self.num_shared -= int(np.count_nonzero((was > 1) & (now < 2)))
+        self._shared_is_stale |= self._num_shared > 0
         self._apply_retire(pages, epoch)
 
     def apply_unpin(self, pages: Int64Array, epoch: int) -> None:
@@ -193,9 +197,8 @@ class BlockPool:
 
     def apply_transfer_pins(self, pages: Int64Array) -> None:
         """Turn one pin of each page into a reference."""
-        refs = self.claims[pages] & REF_MASK
-        self.num_shared += int(np.count_nonzero(refs == 1))
         self.claims[pages] += REF - PIN
+        self._shared_is_stale = True
 
     def apply_complete(self, epoch: int) -> None:
         """Free what waited for epochs up to `epoch`."""

@@ -85,8 +85,7 @@ class Batch(NamedTuple):
         return self.longest == 1 and self.num_tokens == len(self.slots)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PagedIndexPlan:
+class PagedIndexPlan(NamedTuple):
     """The index tensors of one step, int32, C-contiguous and read-only.
 
     Attributes:

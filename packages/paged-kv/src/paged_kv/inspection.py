@@ -15,7 +15,10 @@ class InspectionCalls(Authority):
     """Statistics, invariants, events."""
 
     def stats(self) -> KVCacheStats:
-        """A snapshot of the maintained counters; costs the same for any pool."""
+        """A snapshot of the maintained counters.
+
+        Costs the same for any pool, but for one pass over the pages when sharing changed since the last one.
+        """
         state = self._enter()
         pool, epochs = state.pool, state.epochs
         return KVCacheStats(

@@ -206,45 +206,47 @@ def fork(state: KVState, slot: int, count: int, at: int | None) -> Int64Array:
     rows, head = table.choose_rows(count)
     new = rows.tolist()
     handles = [table.next_handle(row) for row in new]
-    branch = Branch(slot, new, handles, pages, at, first, blocks)
-    return _apply_fork(state, branch, head, np.array(handles, dtype=np.int64))
+    branch = Branch(slot, new, handles, at, first, blocks)
+    return _apply_fork(state, branch, pages, head, np.array(handles, dtype=np.int64))
 
 
 class Branch(NamedTuple):
-    """A row, the rows that branch off, and what they share."""
+    """A row, the rows that branch off, and the columns that they share."""
 
     slot: int
     new: list[int]
     handles: list[int]
-    pages: Int64Array
     at: int
     first: int
     blocks: int
 
 
-def _apply_fork(state: KVState, branch: Branch, head: int, handles: Int64Array) -> Int64Array:
-    table, slot = state.table, branch.slot
+def _apply_fork(
+    state: KVState, branch: Branch, pages: Int64Array, head: int, handles: Int64Array
+) -> Int64Array:
+    table, (slot, new, _, at, first, blocks) = state.table, branch
     window, tenant = int(table.window[slot]), int(table.tenant[slot])
-    settled = min(branch.at, int(table.settled[slot]))
-    table.free.apply_take(len(branch.new), head)
-    for row, handle in zip(branch.new, branch.handles, strict=True):
+    settled = min(at, int(table.settled[slot]))
+    table.free.apply_take(len(new), head)
+    for row, handle in zip(new, branch.handles, strict=True):
         table.apply_open_one(row, handle, window)
-        table.cells[row, branch.first : branch.blocks] = branch.pages
-        table.seq_len[row] = branch.at
+        table.cells[row, first:blocks] = table.cells[slot, first:blocks]
+        table.seq_len[row] = at
         table.settled[row] = settled
-        table.n_blocks[row] = branch.blocks
-        table.first_block[row] = branch.first
-        table.tenant[row] = tenant
-    if branch.at & (state.geometry.block_size - 1):
-        table.tail_shared[branch.new] = True
-        table.tail_shared[slot] = True
-    if branch.first:
-        table.num_advanced += len(branch.new)
+        table.n_blocks[row] = blocks
+        if first:
+            table.first_block[row] = first
+        if tenant != NO_TENANT:
+            table.tenant[row] = tenant
+    if at & (state.geometry.block_size - 1):
+        table.tail_shared[[slot, *new]] = True
+    if first:
+        table.num_advanced += len(new)
     if tenant != NO_TENANT:
-        state.ledger.apply_charge(table.tenant[branch.new], charges(table, np.array(branch.new)))
-    if len(branch.pages) and branch.new:
-        state.pool.apply_share_live(branch.pages, len(branch.new))
-    state.tally.forks += len(branch.new)
+        state.ledger.apply_charge(table.tenant[new], charges(table, np.array(new)))
+    if new:
+        state.pool.apply_share_live(pages, len(new))
+    state.tally.forks += len(new)
     return handles
 
 
