@@ -57,16 +57,16 @@ class Problem:
     latent: bool
     head_size: int | None
     v_head_size: int | None
-    group_size: int
     block_size: Dim
     tokens: Dim
     batch: Dim
-    sink: bool
-    windowed: bool
-    softcapped: bool
-    causal: bool
-    metadata: bool
+    sink: bool = False
+    causal: bool = True
+    metadata: bool = False
     max_query: int | None = None
+    group_size: int = 1
+    windowed: bool = False
+    softcapped: bool = False
     per_channel: bool = False
 
     @property

@@ -1,7 +1,7 @@
 """Record what ORT's real CUDA provider decides about generated nodes, on a machine without a GPU.
 
 The provider of each released wheel is loaded over `fake_cudart.c`: its kernels do nothing, its host code
-decides as ever. The record goes to `tests/data/cuda_provider_verdicts.json`, which the test suite replays. Needs
+decides as ever. The record, which the test suite replays, is `tests/data/cuda_provider_verdicts.json`. Needs
 gcc and about 2 GB of disk: `python packages/paged-schema/tools/cuda_provider/record.py CACHE`.
 """
 

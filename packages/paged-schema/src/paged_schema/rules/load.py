@@ -7,7 +7,7 @@ from typing import Final
 from paged_schema.attributes import KINDS, MALFORMED, REQUIRED_ATTRIBUTES
 from paged_schema.dtypes import UNDEFINED
 from paged_schema.facts import Facts, int64, known
-from paged_schema.inputs import INPUT_NAMES, MIN_INPUT_SLOTS, OUTPUT_NAMES, Dim
+from paged_schema.inputs import INPUT_NAMES, MIN_INPUT_SLOTS, OUTPUT_NAMES, Dim, TensorSpec
 from paged_schema.rules.registry import Fault, Rule, group, rule
 
 T_TYPES: Final = frozenset({"float16", "bfloat16"})
@@ -134,13 +134,13 @@ def _(f: Facts) -> Fault | None:
 
 @rule("L12", "load", "the query has rank 2", "FAIL")
 def _(f: Facts) -> Fault | None:
-    shape = _query_shape(f)
+    shape = _shape(f.query)
     return None if shape is None or len(shape) == 2 else Fault("query", f"rank {len(shape)}", "rank 2")
 
 
 @rule("L15", "load", "LATENT: num_heads is above 0", "FAIL")
 def _(f: Facts) -> Fault | None:
-    if not f.latent or _query_shape(f) is None or f.attributes.num_heads > 0:
+    if not f.latent or _shape(f.query) is None or f.attributes.num_heads > 0:
         return None
     return Fault("num_heads", f.attributes.num_heads, "above 0")
 
@@ -174,11 +174,7 @@ def _(f: Facts) -> Fault | None:
     if f.attributes.num_heads <= 0 or f.attributes.kv_num_heads < 0:
         return Fault("num_heads", (f.attributes.num_heads, f.attributes.kv_num_heads), "head counts above 0")
     if not isinstance(shape[1], int) or shape[1] <= 0:
-        return Fault(
-            "query",
-            f"width {shape[1]}",
-            "a fixed width above 0, as ORT splits packed QKV at load; or a value",
-        )
+        return Fault("query", f"width {shape[1]}", "a fixed width above 0, as ORT splits packed QKV at load")
     return None
 
 
@@ -186,7 +182,7 @@ def _(f: Facts) -> Fault | None:
     "X02", "load", "no value in SEPARATE: num_heads + 2 * kv_num_heads does not wrap to 0 in 64 bits", "CRASH"
 )
 def _(f: Facts) -> Fault | None:
-    if _packed_shape(f) is None or packed_heads(f) != 0:
+    if _packed_width(f) is None or packed_heads(f) != 0:
         return None
     heads = (f.attributes.num_heads, f.attributes.kv_num_heads)
     return Fault("kv_num_heads", heads, "a sum that does not wrap to 0; ORT divides by it and dies")
@@ -194,11 +190,11 @@ def _(f: Facts) -> Fault | None:
 
 @rule("L14", "load", "no value in SEPARATE: the width is a multiple of num_heads + 2 * kv_num_heads", "FAIL")
 def _(f: Facts) -> Fault | None:
-    shape = _packed_shape(f)
-    if shape is None or not isinstance(shape[1], int) or shape[1] % abs(packed_heads(f)) == 0:
+    width = _packed_width(f)
+    if width is None or width % packed_heads(f) == 0:
         return None
     return Fault(
-        "query", shape[1], f"a width that is a multiple of num_heads + 2 * kv_num_heads = {packed_heads(f)}"
+        "query", width, f"a width that is a multiple of num_heads + 2 * kv_num_heads = {packed_heads(f)}"
     )
 
 
@@ -220,26 +216,24 @@ def _(f: Facts) -> Fault | None:
 
 @rule("L20", "load", "SEPARATE with three output slots has a value_cache", "FAIL")
 def _(f: Facts) -> Fault | None:
-    if f.latent or len(f.outputs) != 3 or f.value_cache is not None:
+    if len(f.outputs) != 3 or f.value_cache is not None:
         return None
     return Fault("value_cache", "nothing", "the input is present, as value_cache_out has a slot")
 
 
 @rule("L22", "load", "more than one output slot: the key cache has a shape", "FAIL")
 def _(f: Facts) -> Fault | None:
-    if len(f.outputs) == 1 or f.key_cache is None or f.key_cache.shape is not None:
+    if len(f.outputs) == 1 or _shape(f.key_cache) is not None:
         return None
     return Fault("key_cache", "no shape", "a declared shape")
 
 
 @rule("L21", "load", "more than one output slot: the key cache has rank 4", "FAIL")
 def _(f: Facts) -> Fault | None:
-    shape = f.key_cache.shape if f.key_cache is not None else None
-    if len(f.outputs) == 1 or shape is None or len(shape) == 4:
+    rank = len(_shape(f.key_cache) or ())
+    if len(f.outputs) == 1 or rank == 4:
         return None
-    return Fault(
-        "key_cache", f"rank {len(shape)}", "rank 4: (num_blocks, block_size, kv_num_heads, head_size)"
-    )
+    return Fault("key_cache", f"rank {rank}", "rank 4: (num_blocks, block_size, kv_num_heads, head_size)")
 
 
 @rule("L10", "load", "a declared output has the element type of its input", "FAIL")
@@ -251,12 +245,12 @@ def _(f: Facts) -> Fault | None:
     return None
 
 
-def _query_shape(f: Facts) -> tuple[Dim, ...] | None:
-    return None if f.query is None else f.query.shape
+def _shape(spec: TensorSpec | None) -> tuple[Dim, ...] | None:
+    return None if spec is None else spec.shape
 
 
 def _latent_width(f: Facts) -> int | None:
-    shape = _query_shape(f)
+    shape = _shape(f.query)
     if not f.latent or shape is None or f.attributes.v_head_size == 0:
         return None
     # ORT takes a width of 0 for an unknown one here.
@@ -265,7 +259,12 @@ def _latent_width(f: Facts) -> int | None:
 
 def _packed_shape(f: Facts) -> tuple[Dim, ...] | None:
     # Shape inference goes by the absence of value, the kernel by the absence of key.
-    return None if f.latent or f.value is not None else _query_shape(f)
+    return None if f.latent or f.value is not None else _shape(f.query)
+
+
+def _packed_width(f: Facts) -> int | None:
+    shape = _packed_shape(f)
+    return None if shape is None else known(shape[1])
 
 
 def packed_heads(f: Facts) -> int:

@@ -22,16 +22,15 @@ def _rank_fault(name: str, spec: TensorSpec | None, rank: int) -> Fault | None:
     return Fault(name, f"rank {len(spec.shape)}", f"rank {rank}")
 
 
-def _dim(spec: TensorSpec | None, index: int) -> int | None:
-    if spec is None or spec.shape is None or len(spec.shape) <= index:
-        return None
-    return known(spec.shape[index])
+def dim_of(spec: TensorSpec | None, index: int) -> int | None:
+    """Return one dimension of a tensor whose rank was checked, if it is known."""
+    return None if spec is None or spec.shape is None else known(spec.shape[index])
 
 
 def _dim_fault(
     name: str, spec: TensorSpec | None, index: int, expected: int | None, what: str
 ) -> Fault | None:
-    got = _dim(spec, index)
+    got = dim_of(spec, index)
     # No size can equal a negative one, which only an overflow expects.
     if spec is None or expected is None or got == expected or (got is None and expected >= 0):
         return None
@@ -148,7 +147,7 @@ def _(f: Facts) -> Fault | None:
 
 @rule("R04e", "run", "unpacked: key is kv_num_heads * head_size wide", "INVALID_ARGUMENT", providers=KERNELS)
 def _(f: Facts) -> Fault | None:
-    width = _dim(f.key, 1)
+    width = dim_of(f.key, 1)
     if f.latent or f.packed or width is None:
         return None
     if width % f.kvh:
@@ -165,7 +164,7 @@ def _(f: Facts) -> Fault | None:
     return (
         _rank_fault("value", f.value, 2)
         or _dim_fault("value", f.value, 0, known(f.tokens), "the tokens of query")
-        or _dim_fault("value", f.value, 1, _dim(f.key, 1), "the width of key")
+        or _dim_fault("value", f.value, 1, dim_of(f.key, 1), "the width of key")
     )
 
 
@@ -324,11 +323,15 @@ def _(f: Facts) -> Fault | None:
 )
 def _(f: Facts) -> Fault | None:
     name = "cumulative_sequence_length"
-    length = _dim(f.cumulative_sequence_length, 0)
     fault = _rank_fault(name, f.cumulative_sequence_length, 1)
-    if fault or length is None or length >= 2:
+    if fault is not None:
         return fault
-    return Fault(name, f"length {length}", "batch + 1 entries, at least 2")
+    length = dim_of(f.cumulative_sequence_length, 0)
+    return (
+        None
+        if length is None or length >= 2
+        else Fault(name, f"length {length}", "batch + 1 entries, at least 2")
+    )
 
 
 @rule(
@@ -422,7 +425,7 @@ def _(f: Facts) -> Fault | None:
 )  # fmt: skip
 def _(f: Facts) -> Fault | None:
     for name, spec in (("cos_cache", f.cos_cache), ("sin_cache", f.sin_cache)):
-        width = _dim(spec, 1)
+        width = dim_of(spec, 1)
         if width is None:
             continue
         if width % 8:
@@ -434,7 +437,7 @@ def _(f: Facts) -> Fault | None:
 
 @rule("R14e", "run", "cos_cache and sin_cache have one width", "INVALID_ARGUMENT", providers=KERNELS)
 def _(f: Facts) -> Fault | None:
-    return _dim_fault("sin_cache", f.sin_cache, 1, _dim(f.cos_cache, 1), "the width of cos_cache")
+    return _dim_fault("sin_cache", f.sin_cache, 1, dim_of(f.cos_cache, 1), "the width of cos_cache")
 
 
 @rule(

@@ -8,6 +8,7 @@ from paged_schema import backends
 from paged_schema.backends import SHARED_MEMORY, Problem, latent_shared_bytes
 from paged_schema.facts import Facts, known
 from paged_schema.rules.registry import CUDA, KERNELS, Fault, Rule, group, rule
+from paged_schema.rules.run import dim_of
 
 ORT_CUDA: Final = frozenset({"cuda"})
 MAX_PROLOGUE_HEAD: Final = 1024
@@ -39,25 +40,31 @@ def _(f: Facts) -> Fault | None:
     providers=ORT_CUDA,
 )
 def _(f: Facts) -> Fault | None:
-    if not f.latent or f.hs is None or f.vhs is None or _empty(f):
+    if not f.latent or f.hs is None or _empty(f):
         return None
-    needed = latent_shared_bytes(f.hs, f.vhs)
+    needed = latent_shared_bytes(f.hs, f.v_head_size or f.hs)
     if needed <= SHARED_MEMORY:
         return None
     return Fault("query", f"{needed} bytes of shared memory", f"at most {SHARED_MEMORY}: smaller head sizes")
 
 
-@rule("P05", "select", "metadata entries are 0 or above, lower bound <= upper", "INVALID_ARGUMENT",
-      providers=CUDA)  # fmt: skip
+@rule(
+    "P05",
+    "select",
+    "metadata entries are 0 or above, lower bound <= upper",
+    "INVALID_ARGUMENT",
+    providers=CUDA,
+)
 def _(f: Facts) -> Fault | None:
     entries = f.values.metadata if f.values is not None else None
     if entries is None or f.metadata_spec is None or _empty(f):
         return None
-    if min(entries, default=0) < 0:
+    if any(entry < 0 for entry in entries):
         return Fault("attention_metadata", entries, "entries of 0 or above")
-    if len(entries) == 3 and entries[2] > _upper_bound(f, entries[1]):
-        return Fault("attention_metadata", entries, f"a lower bound of at most {_upper_bound(f, entries[1])}")
-    return None
+    bound = _kv_bound(f, entries[1]) if len(entries) == 3 else None
+    if bound is None or entries[2] <= bound:
+        return None
+    return Fault("attention_metadata", entries, f"a lower bound of at most {bound}")
 
 
 @rule(
@@ -92,19 +99,23 @@ def _(f: Facts) -> Fault | None:
 
 @group(
     Rule("P08", "select", "some backend takes the call", "INVALID_ARGUMENT", providers=ORT_CUDA),
-    Rule("P09", "select", "head_sink is not left to memory-efficient attention", "INVALID_ARGUMENT",
-         providers=ORT_CUDA),
-)  # fmt: skip
+    Rule(
+        "P09",
+        "select",
+        "head_sink is not left to memory-efficient attention",
+        "INVALID_ARGUMENT",
+        providers=ORT_CUDA,
+    ),
+)
 def _(f: Facts) -> Fault | None:
-    if f.latent or _empty(f):
+    if _empty(f):
         return None
     attempts = backends.attempts(_problem(f))
     if any(not reasons for _, reasons in attempts):
         return None
-    if attempts[-1][0] == "memory-efficient" and attempts[-1][1] == [backends.NO_SINK]:
-        why = "; ".join(f"{name}: {reasons[0]}" for name, reasons in attempts[:-1])
-        return Fault("head_sink", "memory-efficient attention", f"a backend that has a sink ({why})", "P09")
     why = "; ".join(f"{name}: {reasons[0]}" for name, reasons in attempts)
+    if attempts[-1][1] == [backends.NO_SINK]:
+        return Fault("head_sink", "memory-efficient attention", f"a backend that has a sink ({why})", "P09")
     return Fault("query", "no backend", f"one that takes the call ({why})", "P08")
 
 
@@ -116,7 +127,8 @@ def _(f: Facts) -> Fault | None:
     providers=ORT_CUDA,
 )
 def _(f: Facts) -> Fault | None:
-    active = f.q_norm_weight is not None or (f.attributes.do_rotary == 1 and f.rd != 0)
+    # Rotary tables of width 0 rotate nothing, but the launch is the same.
+    active = f.q_norm_weight is not None or f.attributes.do_rotary == 1
     if f.latent or not active or f.hs is None or f.hs <= MAX_PROLOGUE_HEAD or _empty(f):
         return None
     return Fault("query", f"head size {f.hs}", f"at most {MAX_PROLOGUE_HEAD} with rotary or norms")
@@ -138,24 +150,17 @@ def _flash_reasons(p: Problem) -> list[str]:
     return backends.flash_gather(p) if p.quantised else backends.flash_paged(p)
 
 
-def _upper_bound(f: Facts, given: int) -> int:
-    spec = f.block_table
-    width = (
-        known(spec.shape[1]) if spec is not None and spec.shape is not None and len(spec.shape) == 2 else None
-    )
-    size = known(f.bs)
-    capacity = None if width is None or size is None else width * size
-    if capacity is None:
-        return given if given > 0 else 2**31 - 1
-    return min(given, capacity) if given > 0 else capacity
-
-
-def _max_query(f: Facts) -> int | None:
-    entries = f.values.metadata if f.values is not None else None
-    return entries[0] if entries else None
+def _kv_bound(f: Facts, given: int) -> int | None:
+    width, size = dim_of(f.block_table, 1), known(f.bs)
+    bounds = [given] if given else []
+    if width is not None and size is not None:
+        bounds.append(width * size)
+    return min(bounds, default=None)
 
 
 def _problem(f: Facts) -> Problem:
+    # What only decides between backends that both take the call is left out.
+    entries = f.values.metadata if f.values is not None else None
     return Problem(
         minor=f.target.minor,
         sm=f.target.sm,
@@ -164,15 +169,11 @@ def _problem(f: Facts) -> Problem:
         latent=f.latent,
         head_size=f.hs,
         v_head_size=f.vhs,
-        group_size=f.nh // f.kvh,
         block_size=f.bs,
         tokens=f.tokens,
         batch=f.batch,
         sink=f.head_sink is not None,
-        windowed=f.window > 0,
-        softcapped=f.softcap > 0,
         causal=f.causal,
         metadata=f.metadata_spec is not None,
-        max_query=_max_query(f),
-        per_channel=f.k_quant == f.v_quant == "PER_CHANNEL",
+        max_query=entries[0] if entries else None,
     )
