@@ -194,3 +194,9 @@ def test_a_request_beyond_the_pool_is_refused_with_its_need(prompt, new, block):
 def test_a_request_beyond_the_context_is_refused():
     with pytest.raises(PromptError, match="context is 64"):
         pool_geometry([Request(0, "", (1,) * 60, 5)], 16, None, context=64)
+
+
+@pytest.mark.parametrize(("count", "pages"), [(1, 2), (7, 14), (8, 11), (20, 28)])
+def test_only_many_prompts_get_a_pool_that_is_too_small_for_all(count, pages):
+    requests = [Request(index, "", (1,) * 20, 10) for index in range(count)]
+    assert pool_geometry(requests, BLOCK, None, context=100).usable_blocks == pages

@@ -49,7 +49,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ignore-eos", action="store_true", help="go on past the end-of-sequence token")
     parser.add_argument("--json", action="store_true", help="print one JSON array and nothing else")
     parser.add_argument(
-        "--pages", type=_positive, metavar="N", help="pages in the pool (seven tenths of what is wanted)"
+        "--pages",
+        type=_positive,
+        metavar="N",
+        help="pages in the pool (for 8 prompts or more, fewer than they want)",
     )
     parser.add_argument(
         "--max-batch", type=_positive, metavar="N", default=8, help="most sequences in a step (8)"

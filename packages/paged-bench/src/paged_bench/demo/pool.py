@@ -1,7 +1,7 @@
 """How many pages a run gets.
 
-By default the pool holds the longest sequence and less than all sequences want together, so that a run
-of several prompts shows admission waiting and pages used again.
+By default a pool for many prompts holds less than they want together, so that a run shows admission
+waiting and pages used again; a pool for few prompts holds them all.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from paged_kv import PageGeometry
 from paged_bench.demo.requests import Request
 from paged_bench.errors import PromptError
 
+_MANY = 8
 _SHARE = 0.7
 
 
@@ -41,7 +42,7 @@ def pool_geometry(
                 _name(request), f"wants {_want(request)}, the model's context is {context}", _ADVICE
             )
     needs = [pages_for(request, block_size) for request in requests]
-    usable = max(max(needs), int(sum(needs) * _SHARE)) if pages is None else pages
+    usable = _default_pages(needs) if pages is None else pages
     for request, need in zip(requests, needs, strict=True):
         if need > usable:
             raise PromptError(
@@ -50,6 +51,12 @@ def pool_geometry(
                 f"{_ADVICE}, or give --pages {need}",
             )
     return PageGeometry(usable + 1, block_size)
+
+
+def _default_pages(needs: Sequence[int]) -> int:
+    if len(needs) < _MANY:
+        return sum(needs)
+    return max(max(needs), int(sum(needs) * _SHARE))
 
 
 _ADVICE = "shorten the prompt or lower --max-new"
