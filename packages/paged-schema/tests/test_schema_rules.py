@@ -114,6 +114,30 @@ def entries(*given: int) -> Change:
     return {"attention_metadata": f"i32[{len(given)}]", "values": RunValues(metadata=given)}
 
 
+NO_TOKENS = {"query": "bf16[0, 768]", "key": "bf16[0, 192]"}
+NO_ROWS = {"query": "bf16[0, 512]", "key": "bf16[0, 128]", "value": "bf16[0, 128]"}
+ONE_HEAD = {
+    "num_heads": 1,
+    "kv_num_heads": 1,
+    "key_cache": "bf16[5, 16, 1, 64]",
+    "value_cache": "bf16[5, 16, 1, 64]",
+}
+ROTARY_1040 = heads(1040, do_rotary=1, cos_cache="bf16[9, 8]", sin_cache="bf16[9, 8]") | {
+    "query": "bf16[2, 8320]",
+    "key": "bf16[2, 2080]",
+    "value": "bf16[2, 2080]",
+}
+WIDE4 = (
+    heads(264)
+    | INT4
+    | {
+        "key_cache": "u8[5, 16, 2, 132]",
+        "value_cache": "u8[5, 16, 2, 132]",
+        "head_sink": "bf16[8]",
+        "attention_metadata": "i32[2]",
+    }
+)
+
 # rule, base, what breaks it, what keeps it
 ROWS: list[tuple[str, Base, Change, Change]] = [
     ("L03", SEPARATE, {"is_causal": 1, "ort": "1.29"}, {"is_causal": 1, "ort": "1.30"}),
@@ -327,6 +351,41 @@ ROWS: list[tuple[str, Base, Change, Change]] = [
      heads(1032) | {"query": "bf16[2, 8256]", "key": "bf16[2, 2064]", "value": "bf16[2, 2064]"}),
     ("X05", SEPARATE, heads(0), heads(0) | {"query": "bf16[0, 0]", "key": "bf16[0, 0]", "value": "bf16[0, 0]"}),
     ("X05", SEPARATE, heads(0), heads(0) | {"query": "bf16[t, 0]", "key": "bf16[t, 0]", "value": "bf16[t, 0]"}),
+    ("P02", LATENT, {"values": RunValues(addresses={"key_cache": 16, "key_cache_out": 32})},
+     {"values": RunValues(addresses={"key_cache_out": 16})}),
+    ("P04", LATENT, latent_heads(6000, v_head_size=5905), OPEN_QUERY),
+    ("P04", LATENT, latent_heads(6000, v_head_size=0), latent_heads(5952, v_head_size=0)),
+    ("P05", LATENT, entries(-1, 0), {"values": RunValues(metadata=(-1, 0))}),
+    ("P05", LATENT, entries(-1, 0), entries(-1, 0) | NO_TOKENS),
+    ("P05", LATENT, entries(0, 0, 33), entries(0, 0, 33) | {"key_cache": "bf16[5, b, 1, 192]"}),
+    ("P05", LATENT, entries(0, 0, 33), entries(0, 0, 33) | {"block_table": "i32"}),
+    ("P07", SEPARATE, {"values": RunValues(kv_tokens=0)}, {"values": RunValues(kv_tokens=0)} | NO_ROWS),
+    ("P08", SEPARATE, heads(5960) | {"query": "bf16[2, 47680]", "key": "bf16[2, 11920]", "value": "bf16[2, 11920]"},
+     heads(5960) | {"query": "bf16[0, 47680]", "key": "bf16[0, 11920]", "value": "bf16[0, 11920]"}),
+    ("P09", SEPARATE, WIDE4 | {"attention_metadata": None}, WIDE4 | entries(0, 0)),
+    ("P09", SEPARATE, WIDE4 | entries(1, 0), WIDE4 | entries(2, 0)),
+    ("P09", SEPARATE, WIDE4 | {"attention_metadata": None}, WIDE4),
+    ("P10", SEPARATE, ROTARY_1040, ROTARY_1040 | {"do_rotary": 0}),
+    ("P10", SEPARATE, ROTARY_1040 | {"cos_cache": "bf16[9, 0]", "sin_cache": "bf16[9, 0]"},
+     ROTARY_1040 | {"query": "bf16[0, 8320]", "key": "bf16[0, 2080]", "value": "bf16[0, 2080]"}),
+    ("L15", LATENT, {"num_heads": 0}, {"num_heads": 1, "query": "bf16[3, 192]"}),
+    ("L13", SEPARATE, PACKED | {"num_heads": 0},
+     PACKED | ONE_HEAD | {"query": "bf16[3, 192]"}),
+    ("L16", LATENT, {"query": "bf16[3, 770]"}, {"query": "bf16"}),
+    ("C01", SEPARATE, {"num_heads": 0},
+     ONE_HEAD | {"query": "bf16[3, 64]", "key": "bf16[3, 64]", "value": "bf16[3, 64]"}),
+    ("R16c", SEPARATE, TENSOR, TENSOR | {"key_cache": "?[5, 16, 2, 64]", "value_cache": "?[5, 16, 2, 64]"}),
+    ("R16f", SEPARATE, CHANNEL | {"k_scale": "f32[64]"}, CHANNEL | OPEN_QUERY),
+    ("R03f", LATENT, {"key": "bf16[3, 192, 1]"}, {}),
+    ("R04d", SEPARATE, {"key": "bf16[3, 128, 1]"}, {}),
+    ("R06a", SEPARATE, {"v_head_size": 65}, OPEN_QUERY | {"v_head_size": 64}),
+    ("R06c", LATENT, {"scale": None}, OPEN_QUERY | {"scale": None}),
+    ("I03", SEPARATE,
+     heads(1032) | INT4 | {"key_cache": "u8[5, 16, 2, 516]", "value_cache": "u8[5, 16, 2, 516]"}, INT4 | OPEN_QUERY),
+    ("R10", LATENT, {"block_table": "i32[2, 2, 1]"}, {}),
+    ("R14f", SEPARATE, {"cos_cache": "bf16[22, 32]"}, {"cos_cache": "bf16"}),
+    ("R14f", SEPARATE, {"sin_cache": "bf16[22, 32]"}, {"sin_cache": "bf16"}),
+    ("R14f", SEPARATE, {"sin_cache": "bf16[?, 24]"}, {"sin_cache": "bf16[?, 32]"}),
 ]  # fmt: skip
 
 
@@ -447,3 +506,89 @@ def test_webgpu_reads_the_presence_of_scale_and_lists_what_it_lacks() -> None:
     assert caught.value.modes == ("mode latent", "narrower_v_head_size", "rotary_offset")
     assert verdict(LATENT, specs | {"provider": "webgpu", "scale": None}) == "R06c"
     assert verdict(LATENT, {"provider": "webgpu"}) == "N02"
+
+
+@pytest.mark.parametrize(
+    ("base", "change", "rule"),
+    [
+        (LATENT, {"num_heads": 0, "query": "bf16"}, "C01"),
+        (LATENT, {"query": "bf16[3, 0]"}, "R03f"),
+        (SEPARATE, PACKED | {"kv_num_heads": 0}, "C02"),
+        (SEPARATE, PACKED | {"query": "bf16[3, 1]"}, "L14"),
+        (SEPARATE, {"num_heads": 2, "kv_num_heads": 2**63 - 1}, "C02"),
+        (LATENT, {"key_cache": "bf16", "outputs": slots(3)}, "L18"),
+        (LATENT, latent_heads(0, v_head_size=0), "ok"),
+        (LATENT, {"values": RunValues(kv_tokens=0)}, "ok"),
+        (
+            LATENT,
+            latent_heads(2048, v_head_size=2048, do_rotary=1, cos_cache="bf16[9, 8]", sin_cache="bf16[9, 8]"),
+            "ok",
+        ),
+        (LATENT, {"cumulative_sequence_length": "i32[]"}, "R09a"),
+        (
+            SEPARATE,
+            PACKED | {"num_heads": 2**32, "kv_num_heads": 2**31, "key": None, "value": "bf16[3, 128]"},
+            "R05d",
+        ),
+        (
+            SEPARATE,
+            PACKED | {"num_heads": 2**32, "kv_num_heads": 2**31, "value": "bf16[3, 128]", "ort": "1.30"},
+            "X06",
+        ),
+        (SEPARATE, OPEN_QUERY | {"num_heads": 2**31, "key": "bf16"}, "X07"),
+        (LATENT, OPEN_QUERY | {"kv_num_heads": 2, "key": "bf16[3, 193]"}, "R07b"),
+        (SEPARATE, {"key": None, "query": "bf16[3, 768]", "value": "bf16[3, 128, 1]"}, "R05c"),
+        (
+            SEPARATE,
+            {
+                "num_heads": 2**32 - 8,
+                "key": "bf16[3, w]",
+                "value": "bf16[3, w]",
+                "key_cache": "bf16[5, 16, 2, d]",
+            },
+            "R08c",
+        ),
+    ],
+)
+def test_which_rule_decides(base: Base, change: Change, rule: str) -> None:
+    assert verdict(base, change) == rule
+
+
+@pytest.mark.parametrize(
+    ("base", "change", "subject"),
+    [
+        (SEPARATE, {name: None}, name)
+        for name in ("query", "key_cache", "cumulative_sequence_length", "past_seqlens", "block_table")
+    ]
+    + [
+        (SEPARATE, {"sin_cache": None}, "sin_cache"),
+        (SEPARATE, {"cos_cache": None}, "cos_cache"),
+        (SEPARATE, {"q_norm_weight": "bf16[64]"}, "k_norm_weight"),
+        (SEPARATE, {"k_norm_weight": "bf16[64]"}, "q_norm_weight"),
+        (SEPARATE, {"outputs": PagedAttentionOutputs(output="f16")}, "output"),
+        (SEPARATE, {"outputs": PagedAttentionOutputs(value_cache_out="f16")}, "value_cache_out"),
+    ],
+)
+def test_the_subject_is_what_is_at_fault(base: Base, change: Change, subject: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        decide(base, change)
+    assert caught.value.subject == subject
+
+
+def test_the_subject_of_a_malformed_attribute() -> None:
+    for attribute, subject in (
+        (Attribute("", "INT", 1), "attribute"),
+        (Attribute("scale", "MALFORMED"), "scale"),
+    ):
+        node = Declaration(
+            (HEADS, KV_HEADS, attribute), (TensorSpec("bfloat16"),) * 8, (TensorSpec("undefined"),)
+        )
+        with pytest.raises(InvalidArgument) as caught:
+            check_declaration(node)
+        assert (caught.value.rule, caught.value.subject) == ("L25", subject)
+
+
+def test_limits_that_multiples_of_8_cannot_tell_apart() -> None:
+    from paged_schema.rules import run, select
+
+    assert run.MAX_INT4_HEAD == select.MAX_PROLOGUE_HEAD == 1024

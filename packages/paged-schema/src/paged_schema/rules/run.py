@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from paged_schema.facts import Facts, int32, known
-from paged_schema.inputs import TensorSpec
+from paged_schema.inputs import Dim, TensorSpec
 from paged_schema.rules.registry import CUDA, KERNELS, Fault, rule
 
 MAX_THREADS: Final = 1024
@@ -119,14 +119,15 @@ def _(f: Facts) -> Fault | None:
     since=31, providers=KERNELS,
 )  # fmt: skip
 def _(f: Facts) -> Fault | None:
-    if f.latent or f.packed or f.hidden is None or f.hidden % f.nh == 0:
+    if f.packed or f.hidden is None or f.hidden % f.nh == 0:
         return None
     return Fault("query", f.hidden, f"a width that is a multiple of num_heads {f.nh}")
 
 
 @rule("R04b", "run", "unpacked: the head size is a multiple of 8", "INVALID_ARGUMENT", providers=KERNELS)
 def _(f: Facts) -> Fault | None:
-    return None if f.latent or f.packed else _eights(f)
+    # LATENT has asked for the same; packed asks under its own id.
+    return None if f.packed else _eights(f)
 
 
 @rule("R04c", "run", "unpacked: value is present", "INVALID_ARGUMENT", providers=KERNELS)
@@ -140,15 +141,13 @@ def _(f: Facts) -> Fault | None:
     "R04d", "run", "unpacked: key has rank 2 and the tokens of query", "INVALID_ARGUMENT", providers=KERNELS
 )
 def _(f: Facts) -> Fault | None:
-    if f.latent or f.packed:
-        return None
     return _rank_fault("key", f.key, 2) or _dim_fault("key", f.key, 0, known(f.tokens), "the tokens of query")
 
 
 @rule("R04e", "run", "unpacked: key is kv_num_heads * head_size wide", "INVALID_ARGUMENT", providers=KERNELS)
 def _(f: Facts) -> Fault | None:
     width = dim_of(f.key, 1)
-    if f.latent or f.packed or width is None:
+    if f.latent or width is None:
         return None
     if width % f.kvh:
         return Fault("key", width, f"a width that is a multiple of kv_num_heads {f.kvh}")
@@ -159,7 +158,7 @@ def _(f: Facts) -> Fault | None:
 
 @rule("R04f", "run", "unpacked: value has rank 2 and the shape of key", "INVALID_ARGUMENT", providers=KERNELS)
 def _(f: Facts) -> Fault | None:
-    if f.latent or f.packed:
+    if f.packed:
         return None
     return (
         _rank_fault("value", f.value, 2)
@@ -173,7 +172,8 @@ def _(f: Facts) -> Fault | None:
     since=31, providers=KERNELS,
 )  # fmt: skip
 def _(f: Facts) -> Fault | None:
-    if not f.packed or f.hidden is None or f.hidden % f.row_heads == 0:
+    # Where the row is not packed, R03d or R04g has asked the same.
+    if f.hidden is None or f.hidden % f.row_heads == 0:
         return None
     return Fault("query", f.hidden, f"a width that is a multiple of {f.row_heads}")
 
@@ -389,13 +389,13 @@ def _(f: Facts) -> Fault | None:
     "R14f", "run", "cos_cache and sin_cache have one shape", "INVALID_ARGUMENT", since=31, providers=KERNELS
 )  # fmt: skip
 def _(f: Facts) -> Fault | None:
-    cos, sin = f.cos_cache, f.sin_cache
-    if cos is None or sin is None or cos.shape is None or sin.shape is None:
+    cos, sin = _shape(f.cos_cache), _shape(f.sin_cache)
+    if cos is None or sin is None:
         return None
-    same = len(cos.shape) == len(sin.shape) and all(
-        known(a) is None or known(b) is None or a == b for a, b in zip(cos.shape, sin.shape, strict=True)
+    same = len(cos) == len(sin) and all(
+        known(a) is None or known(b) is None or a == b for a, b in zip(cos, sin, strict=True)
     )
-    return None if same else Fault("sin_cache", str(sin), f"the shape of cos_cache, {cos}")
+    return None if same else Fault("sin_cache", str(f.sin_cache), f"the shape of cos_cache, {f.cos_cache}")
 
 
 @rule("X01", "run", "the rotary caches have rank 2 or more", "CRASH", providers=KERNELS)
@@ -446,11 +446,15 @@ def _(f: Facts) -> Fault | None:
 )  # fmt: skip
 def _(f: Facts) -> Fault | None:
     offset = f.rotary_offset
-    if offset < 0 or offset % 8:
-        return Fault("rotary_offset", offset, "a multiple of 8, 0 or above")
+    if offset % 8:
+        return Fault("rotary_offset", offset, "a multiple of 8")
     if f.hs is None or f.rd is None or offset + f.rd <= f.hs:
         return None
     return Fault("rotary_offset", f"{offset} + rotary dimension {f.rd}", f"at most the head size {f.hs}")
+
+
+def _shape(spec: TensorSpec | None) -> tuple[Dim, ...] | None:
+    return None if spec is None else spec.shape
 
 
 def _eights(f: Facts) -> Fault | None:
