@@ -63,6 +63,14 @@ def test_cache_rows_bit_for_bit(name: str) -> None:
             assert after.tobytes() == golden.caches[cache].tobytes()
 
 
+def test_the_files_tell_rotation_in_t_from_exact_rotation() -> None:
+    for name in (*LATENT, *SEPARATE):
+        golden = load(name)
+        outputs = paged_attention(golden.attributes, golden.inputs, rounding="exact")
+        same = outputs.key_cache.tobytes() == golden.caches["key_cache"].tobytes()
+        assert same == (golden.attributes.do_rotary != 1)
+
+
 @pytest.mark.parametrize(("name", "differing"), LATENT.items())
 def test_latent_outputs(name: str, differing: int) -> None:
     golden = load(name)
