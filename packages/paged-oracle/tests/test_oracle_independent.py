@@ -1,8 +1,9 @@
 """Agreement with implementations that nobody here wrote, in float64 over gathered caches.
 
-ONNX's own operators, in its reference evaluator, do the norm, the rotation and the attention. PyTorch does the
-attention where it is installed (extra ``torch-test``); PAGED_REQUIRE_TORCH=1 makes its absence a failure. Ours
-runs with ``rounding="exact"`` on float32 tensors, so one rounding of the output to float32 is all that differs.
+ONNX's own operators, in its reference evaluator, do the norm, the rotation and the attention. PyTorch does
+the attention where it is installed (extra ``torch-test``); PAGED_REQUIRE_TORCH=1 makes its absence a
+failure. Ours runs with ``rounding="exact"`` on float32 tensors, so one rounding of the output to float32 is
+all that differs.
 """
 
 from __future__ import annotations
