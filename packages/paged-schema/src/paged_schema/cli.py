@@ -14,6 +14,7 @@ from pathlib import Path
 
 from paged_schema.check import ORT_VERSIONS, PROVIDERS, target_of
 from paged_schema.errors import PagedSchemaError
+from paged_schema.rules.registry import ALL, STAGES, Rule
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,7 +66,11 @@ def _parser() -> argparse.ArgumentParser:
 
     listing = commands.add_parser("rules", help="list the rules in ORT's order")
     listing.add_argument("--ort", choices=ORT_VERSIONS)
-    listing.add_argument("--json", action="store_true", help="print JSON")
+    form = listing.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument(
+        "--markdown", action="store_true", help="print a MyST page with an anchor for each rule"
+    )
     listing.set_defaults(run=_rules)
 
     schema = commands.add_parser("schema", help="print the JSON Schema of the attributes and inputs")
@@ -135,10 +140,25 @@ def _rules(options: argparse.Namespace) -> int:
     if options.json:
         fields = ("id", "stage", "statement", "status", "versions", "anchor")
         print(json.dumps([{name: getattr(rule, name) for name in fields} for rule in rules], indent=2))
+    elif options.markdown:
+        print(markdown(rules))
     else:
         rows = [[rule.id, rule.stage, rule.versions, rule.status, rule.statement] for rule in rules]
         print(table(rows, ["rule", "stage", "versions", "status", "what must hold"]))
     return 0
+
+
+def markdown(rules: Sequence[Rule]) -> str:
+    """Return the rules as a MyST page, in ORT's order, with the anchor that each rule names."""
+    parts = []
+    for stage in STAGES:
+        parts.append(f"## {stage}")
+        for rule in rules:
+            if rule.stage == stage:
+                where = "" if rule.providers == ALL else f"; {', '.join(sorted(rule.providers))}"
+                facts = f"ORT {rule.versions}; {rule.status}{where}"
+                parts.append(f"({rule.anchor})=\n\n**{rule.id}**: {rule.statement}. ({facts})")
+    return "\n\n".join(parts)
 
 
 def _schema(options: argparse.Namespace) -> int:
