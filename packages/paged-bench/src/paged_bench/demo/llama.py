@@ -63,7 +63,8 @@ class Llama:
             x += self._attend(layer, block, x, attention)
             x += self._feed_forward(block, x)
         final = rms_norm(x[rows], self.weights.output_norm, self.config.epsilon)
-        logits: Array = final @ self.weights.output.T
+        # This way round BLAS does not repack the largest matrix of the model for a few rows.
+        logits: Array = (self.weights.output @ final.T).T
         return logits
 
     def _attend(self, layer: int, block: Block, x: Array, attention: Attention) -> Array:

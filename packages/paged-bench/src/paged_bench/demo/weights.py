@@ -21,14 +21,14 @@ Matrix = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Linear:
-    """y = x W^T + b, with weight (out, in) and bias (out,) or None."""
+    """y = x W + b, with weight (in, out), the faster order for few tokens, and bias (out,) or None."""
 
     weight: Matrix
     bias: Matrix | None
 
     def __call__(self, x: Matrix) -> Matrix:
         """Apply to x (tokens, in); returns (tokens, out)."""
-        y: Matrix = x @ self.weight.T
+        y: Matrix = x @ self.weight
         if self.bias is not None:
             y += self.bias
         return y
@@ -101,15 +101,15 @@ def _linear(file: GgufFile, name: str, out: int, into: int) -> Linear:
 
 
 def _stack(file: GgufFile, parts: dict[str, NDArray[np.int64]], into: int) -> Linear:
-    """Stack tensors by their rows, each in its own row order."""
+    """Stack tensors by their output channels, each in its own order."""
     total = sum(len(order) for order in parts.values())
-    weight = np.empty((total, into), np.float32)
+    weight = np.empty((into, total), np.float32)
     bias = np.zeros(total, np.float32)
     biased = False
     start = 0
     for name, order in parts.items():
         stop = start + len(order)
-        np.take(file.tensor(f"{name}.weight", (len(order), into)), order, axis=0, out=weight[start:stop])
+        weight[:, start:stop] = file.tensor(f"{name}.weight", (len(order), into))[order].T
         if file.has_tensor(f"{name}.bias"):
             bias[start:stop] = file.tensor(f"{name}.bias", (len(order),))[order]
             biased = True
