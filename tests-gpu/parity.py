@@ -119,7 +119,8 @@ def variations(problem: Problem, call: Call, device: Device) -> Iterator[tuple[s
     kernels = tuple(paths_for(call, device))
     yield from ((kernel, {"kernel": kernel}) for kernel in kernels)
     if "sm80" in kernels and (call.head_size, call.v_head_size) in TILED:
-        row_tile = ROW_TILES[problem.inputs["query"].size // 8 % len(ROW_TILES)]
+        tokens = problem.inputs["query"].shape[0]
+        row_tile = ROW_TILES[(tokens + call.num_heads) % len(ROW_TILES)]
         yield f"sm80, row tile {row_tile}", {"kernel": "sm80", "row_tile": row_tile}
         yield "sm80, fixed split", {"kernel": "sm80", "split_rows": 64}
 
