@@ -399,6 +399,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_PER_SM) SYMBOL(const
     }
 #endif
 
+    // The other groups' tiles are complete, as their warps passed the barrier; here each thread sees it for itself.
+#pragma unroll
+    for (int h = 0; h < kGroups; h++)
+      if (h < pair) barrier_wait(full + 8 * stages[h], phases[h]);
+
     // ---- softmax over whole rows ----
     {
       float x[kLaneColumns], mask[kLaneColumns];
