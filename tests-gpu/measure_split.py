@@ -4,7 +4,7 @@ usage: python tests-gpu/measure_split.py OUT.json
 
 Every shape is first compared with float64 attention: first, middle and last sequence, output poisoned with
 NaN. Times are medians of graph replays, attend and combine together as peers are timed, over as many sets of
-queries, tables and outputs as pass 300 MB; block tables are random permutations of one pool. `step` is append,
+queries, tables and outputs as pass 300 MB; block tables are random permutations of a pool. `step` is append,
 schedule, attend and combine. The floor is the larger of KV bytes over the read rate and operations over the
 matmul rate that the same run measured. Needs torch, for memory, ceilings and the reference.
 """
