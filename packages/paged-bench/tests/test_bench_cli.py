@@ -123,6 +123,13 @@ def test_no_subcommand_and_an_unknown_one():
         assert done.stderr.count("\n") == 1
 
 
+def test_the_simulator_is_a_subcommand():
+    words = [*COMMAND, "simulate", "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert "simulate" in done.stdout
+
+
 def test_no_gpu_is_one_line(tiny_path):
     assert "--backend" in refusal("hello", "--backend", "cuda", "--model", tiny_path)
 

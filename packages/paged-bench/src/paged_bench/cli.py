@@ -12,11 +12,14 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 from paged_bench.errors import BenchError
 
 _BAD_INPUT, _INTERRUPTED, _BROKEN_PIPE = 2, 130, 141
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -55,13 +58,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="paged-bench", description="The demo and the measurements of paged attention.")
+    # Subparsers take the class of this object, whatever the type says.
+    parser: argparse.ArgumentParser = _Parser(
+        prog="paged-bench", description="The demo and the measurements of paged attention."
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_demo(commands)
+    _add_simulate(commands)
     return parser
 
 
-def _add_demo(commands: argparse._SubParsersAction[_Parser]) -> None:
+def _add_demo(commands: Commands) -> None:
     from paged_bench.demo.options import add_options, read_options
 
     def run(values: argparse.Namespace) -> int:
@@ -72,6 +79,12 @@ def _add_demo(commands: argparse._SubParsersAction[_Parser]) -> None:
     demo = commands.add_parser("demo", help="decode real text through pages and paged attention")
     add_options(demo)
     demo.set_defaults(run=run)
+
+
+def _add_simulate(commands: Commands) -> None:
+    from paged_bench.simulate import add_parser
+
+    add_parser(commands)
 
 
 def _limit_threads() -> None:
