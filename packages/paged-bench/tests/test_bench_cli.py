@@ -219,13 +219,13 @@ def test_the_entry_point_is_installed():
     assert "--layout" in done.stdout
 
 
-def test_help_imports_nothing_heavy():
+def test_help_opens_no_model_reader_and_no_gpu_library():
     code = (
         "import sys, contextlib, io\n"
         "from paged_bench.cli import main\n"
         "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
         "    main(['demo', '--help'])\n"
-        "print([name for name in ('numpy', 'gguf', 'tokenizers', 'cuda', 'rich') if name in sys.modules])\n"
+        "print([name for name in ('gguf', 'tokenizers', 'cuda', 'rich') if name in sys.modules])\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
