@@ -133,5 +133,5 @@ def test_every_single_fault_gets_the_verdict_of_ort(load: Loader) -> None:
 
 @pytest.mark.parametrize("faults", [2, 3])
 def test_faults_together_get_the_rule_that_ort_meets_first(load: Loader, faults: int) -> None:
-    cases = (draw(Random(seed), faults) for seed in range(700))
+    cases = (draw(Random(seed), faults) for seed in range(1500))
     assert disagreements(load, cases, Counter()) == []

@@ -232,7 +232,11 @@ def test_nested_and_numerous_messages_are_refused(tmp_path: Path) -> None:
     path.write_bytes(b"\x3a" + _varint(len(message)) + message)
     with pytest.raises(UnreadableModel):
         read_model(path)
-    path.write_bytes(b"\x08\x01" * 1_000_001)
+    path.write_bytes(b"\x08\x01" * 2_000_001)
+    with pytest.raises(UnreadableModel, match="fields"):
+        read_model(path)
+    node = b"\x0a" + _varint(2000) + b"\x2a\x00" * 1000  # a thousand empty attributes
+    path.write_bytes(b"\x3a" + _varint(len(node) * 6000) + node * 6000)
     with pytest.raises(UnreadableModel, match="fields"):
         read_model(path)
     graph = b"\x12" + _varint(60 << 20) + bytes(60 << 20)

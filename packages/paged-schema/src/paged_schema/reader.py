@@ -17,21 +17,38 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 MAX_KEPT: Final = 48 * 2**20
-MAX_MESSAGES: Final = 1_000_000
+MAX_FIELDS: Final = 2_000_000
 MAX_DEPTH: Final = 24
+UNCOUNTED: Final = 4 * 2**20
+"""Bytes of small messages that are kept unseen: enough for most graphs, and too few to hold a bomb."""
 SMALL: Final = 2048
-"""A message below this size is kept as it is: it cannot hold much data."""
+"""A message below this size holds no data worth leaving out."""
 
 # Field numbers of onnx.proto. Values are messages to walk, or DROP; what is not listed is copied.
 DROP: Final = "drop"
-TENSOR: Final[dict[int, str]] = dict.fromkeys((3, 4, 5, 6, 7, 9, 10, 11, 12, 13), DROP)
 SCHEMA: Final[dict[str, dict[int, str]]] = {
     "model": {7: "graph", 14: DROP, 20: DROP, 25: "function", 26: DROP},
-    "graph": {1: "node", 5: "tensor", 10: DROP, 14: DROP, 15: DROP, 16: DROP},
-    "function": {7: "node", 8: DROP, 14: DROP},
+    "graph": {
+        1: "node",
+        5: "tensor",
+        10: DROP,
+        11: "info",
+        12: "info",
+        13: "info",
+        14: DROP,
+        15: DROP,
+        16: DROP,
+    },
+    "function": {7: "node", 8: DROP, 11: "attribute", 12: "info", 14: DROP},
     "node": {5: "attribute", 6: DROP, 9: DROP, 10: DROP},
-    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 13: DROP, 22: DROP, 23: DROP},
-    "tensor": TENSOR,
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph"}
+    | dict.fromkeys((13, 14, 15, 22, 23), DROP),
+    "tensor": dict.fromkeys((3, 4, 5, 6, 7, 9, 10, 11, 12, 13), DROP),
+    "info": {2: "type", 3: DROP, 4: DROP},
+    "type": {1: "tensor type"} | dict.fromkeys((4, 5, 7, 8, 9), DROP),
+    "tensor type": {2: "shape"},
+    "shape": {1: "dimension"},
+    "dimension": {},
 }
 
 
@@ -80,7 +97,8 @@ def _stripped(path: Path) -> bytes:
 class _Walk:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.messages = 0
+        self.fields = 0
+        self.uncounted = 0
         self.kept = 0
 
     def strip(self, view: memoryview) -> bytes:
@@ -96,7 +114,7 @@ class _Walk:
             inner = plan.get(number)
             if inner == DROP:
                 continue
-            if inner is None or body < 0 or end - body < SMALL:
+            if inner is None or body < 0 or (end - body < SMALL and self._uncounted(end - start)):
                 self._keep(view[start:end], out)
                 continue
             part = bytearray()
@@ -105,13 +123,17 @@ class _Walk:
             self._keep(_tag(number, len(part)), out)
             out += part
 
+    def _uncounted(self, size: int) -> bool:
+        self.uncounted += size
+        return self.uncounted <= UNCOUNTED
+
     def _fields(self, view: memoryview) -> Iterator[tuple[int, int, int, int]]:
         """Yield number, start, start of the content (-1 for a scalar) and end of each field."""
         position, size = 0, len(view)
         while position < size:
-            self.messages += 1
-            if self.messages > MAX_MESSAGES:
-                raise _unreadable(self.path, f"more than {MAX_MESSAGES} fields", "a model with fewer nodes")
+            self.fields += 1
+            if self.fields > MAX_FIELDS:
+                raise _unreadable(self.path, f"more than {MAX_FIELDS} fields", "a model with fewer nodes")
             start = position
             key, position = self._varint(view, position)
             number, wire = key >> 3, key & 7
