@@ -121,10 +121,11 @@ def faults(prepare: Callable[[], tuple[KVCacheManager, Callable[[], object]]]) -
         kv, operation = prepare()
         before = kv.digest()
         fault = LineFault(at)
+        before_trace = sys.gettrace()  # coverage, perhaps
         sys.settrace(fault)
         with contextlib.suppress(FaultError):
             operation()
-        sys.settrace(None)
+        sys.settrace(before_trace)
         if fault.fired:
             assert kv.digest() == before, f"changed by a failure at {fault.place}"
             kv.check("full")
@@ -176,10 +177,11 @@ def test_a_plan_that_fails_halfway_is_made_whole_by_the_next() -> None:
         fault = LineFault(at)
         with kv.begin_step(rows[::-1], [1, 17, 2, 40]) as step:
             fresh = step.plan()
+            before_trace = sys.gettrace()
             sys.settrace(fault)
             with contextlib.suppress(FaultError):
                 step.plan(buffers)
-            sys.settrace(None)
+            sys.settrace(before_trace)
             plan = step.plan(buffers)
             width = fresh.block_table.shape[1]
             assert np.array_equal(plan.block_table[:, :width], fresh.block_table)

@@ -120,8 +120,9 @@ class LatentCacheGeometry:
     `rotary_dim` channels from `rotary_offset` on.
 
     Example:
-        >>> mla = LatentCacheGeometry(64, 16, latent_dim=576, v_head_size=512, rotary_dim=64,
-        rotary_offset=512) >>> mla.latent_element_offset(block_id=2, offset_in_block=3, channel=512) 20672
+        >>> mla = LatentCacheGeometry(64, 16, latent_dim=576, v_head_size=512)
+        >>> mla.latent_element_offset(block_id=2, offset_in_block=3, channel=512)
+        20672
     """
 
     num_blocks: int
