@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
-from paged_schema import PagedAttentionAttributes, PagedAttentionInputs, check
+from paged_schema import InvalidArgument, PagedAttentionAttributes, PagedAttentionInputs, check
 from paged_schema.audit import Settings, audit, audit_model
 from paged_schema.cli import main
-from paged_schema.onnx import make_model, make_node
+from paged_schema.onnx import attributes_of, inputs_of, make_model, make_node
 from paged_schema.reader import UnreadableModel, read_model
 from paged_schema.testing import bases
 
@@ -352,3 +352,22 @@ def test_make_node_names_its_values() -> None:
     assert node.input[0] == "layers.0.query"
     assert node.input[2] == ""
     assert list(node.output) == ["layers.0.output", "layers.0.key_cache_out"]
+
+
+def test_models_from_a_node() -> None:
+    made = model()
+    node = made.graph.node[0]
+    types = {info.name: info.type for info in made.graph.input}
+    attributes, inputs = attributes_of(node), inputs_of(node, types)
+    assert check(attributes, inputs) == audit_model(made, Settings())[0].call
+    for name, rule in (("scale", "L02"), ("qk_output", "L03")):
+        changed = onnx.NodeProto()
+        changed.CopyFrom(node)
+        for attribute in [attribute for attribute in changed.attribute if attribute.name == name]:
+            changed.attribute.remove(attribute)
+        changed.attribute.append(helper.make_attribute(name, 1))
+        with pytest.raises(InvalidArgument, match=rule):
+            attributes_of(changed)
+    del node.attribute[:]
+    with pytest.raises(InvalidArgument, match="L01"):
+        attributes_of(node)

@@ -23,6 +23,7 @@ from paged_schema import (
     PagedSchemaError,
     TensorSpec,
     check,
+    explain,
     require,
 )
 from paged_schema.attributes import KINDS
@@ -334,3 +335,20 @@ def test_importing_takes_only_pydantic() -> None:
         "sys.exit(any(name in sys.modules for name in ('numpy', 'onnx', 'google', 'paged_schema.audit')))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_check_takes_mappings() -> None:
+    attributes, inputs = bases.latent()
+    assert check(attributes, inputs) == check(*pair((attributes, inputs)))
+    with pytest.raises(InvalidArgument, match="L03"):
+        check(attributes | {"qk_output": 1}, inputs)
+    with pytest.raises(InvalidArgument, match="A02"):
+        check(attributes, inputs | {"queries": "bf16"})
+    with pytest.raises(InvalidArgument):
+        check(3, inputs)  # type: ignore[arg-type]
+
+
+def test_explain_takes_a_call() -> None:
+    verdicts = explain(check(*pair(bases.separate())), sm=90)
+    assert [verdict.backend for verdict in verdicts if verdict.serves] == ["memory-efficient"]
+    assert all(verdict.reasons for verdict in verdicts if not verdict.serves)

@@ -4,6 +4,8 @@ Nothing here sees an array: attributes and shapes go in, a frozen `Call` or a ty
 """
 
 from paged_schema.attributes import PagedAttentionAttributes
+from paged_schema.backends import BackendVerdict
+from paged_schema.backends import explain_call as explain
 from paged_schema.call import Call
 from paged_schema.capability import Capability, require
 from paged_schema.check import ORT_VERSIONS, PROVIDERS, check
@@ -22,6 +24,7 @@ __all__ = [
     "ORT_VERSIONS",
     "OUTPUT_NAMES",
     "PROVIDERS",
+    "BackendVerdict",
     "Call",
     "Capability",
     "InvalidArgument",
@@ -33,5 +36,6 @@ __all__ = [
     "RunValues",
     "TensorSpec",
     "check",
+    "explain",
     "require",
 ]

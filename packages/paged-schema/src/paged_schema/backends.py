@@ -329,3 +329,10 @@ def explain(p: Problem) -> tuple[BackendVerdict, ...]:
         chosen = name if serves else chosen
         verdicts.append(BackendVerdict(name, serves, tuple(reasons)))
     return tuple(verdicts)
+
+
+def explain_call(
+    call: Call, *, sm: int = 80, tokens: Dim = None, batch: Dim = None
+) -> tuple[BackendVerdict, ...]:
+    """Return which of ORT's CUDA backends serves a call, and why not the others."""
+    return explain(problem_of(call, sm=sm, tokens=tokens, batch=batch))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from paged_schema import rules
 from paged_schema.attributes import PagedAttentionAttributes
@@ -32,8 +32,8 @@ NO_EXTENSIONS: Final[frozenset[str]] = frozenset()
 
 
 def check(
-    attributes: PagedAttentionAttributes,
-    inputs: PagedAttentionInputs,
+    attributes: PagedAttentionAttributes | Mapping[str, Any],
+    inputs: PagedAttentionInputs | Mapping[str, Any],
     *,
     outputs: PagedAttentionOutputs | None = None,
     declared: PagedAttentionInputs | None = None,
@@ -47,8 +47,8 @@ def check(
     """Check one node and resolve it.
 
     Args:
-        attributes: The node's attributes.
-        inputs: Types and shapes of its inputs.
+        attributes: The node's attributes, or a mapping of them.
+        inputs: Types and shapes of its inputs, or a mapping of them.
         outputs: The declared outputs; None checks a node with the one required output.
         declared: What the model file declares, where that says less than `inputs`: the load and build rules
             judge it, the later ones judge `inputs`, as ORT does with a symbolic model.
@@ -77,6 +77,10 @@ def check(
     ('separate', 64, 2, 0.125)
     """
     target = target_of(ort, provider, frozenset(extensions), sm)
+    if not isinstance(attributes, PagedAttentionAttributes):
+        attributes = PagedAttentionAttributes.model_validate(attributes)
+    if not isinstance(inputs, PagedAttentionInputs):
+        inputs = PagedAttentionInputs.model_validate(inputs)
     facts = Facts(
         target, attributes, inputs.slots(), outputs.slots() if outputs else _one_output(), values=values
     )

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 import onnx
 from onnx import AttributeProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper
 
-from paged_schema.attributes import MALFORMED
+from paged_schema.attributes import KINDS, MALFORMED, PagedAttentionAttributes, wrong_kind
 from paged_schema.call import Call
 from paged_schema.declaration import Attribute, AttributeValue, Declaration, output_names
 from paged_schema.dtypes import NAME_OF_NUMBER, ONNX_NUMBER, UNDEFINED
-from paged_schema.inputs import INPUT_NAMES, Dim, PagedAttentionOutputs, TensorSpec
+from paged_schema.inputs import INPUT_NAMES, Dim, PagedAttentionInputs, PagedAttentionOutputs, TensorSpec
 
 DOMAIN = "com.microsoft"
 OP_TYPE = "PagedAttention"
@@ -36,6 +36,26 @@ def declare(node: NodeProto, types: Mapping[str, TypeProto]) -> Declaration:
         tuple(_attribute(attribute) for attribute in node.attribute),
         tuple(_spec(name, types) for name in node.input),
         tuple(_spec(name, types) for name in node.output),
+    )
+
+
+def attributes_of(node: NodeProto) -> PagedAttentionAttributes:
+    """Read a node's attributes.
+
+    Raises:
+        InvalidArgument: Missing (L01), of another kind (L02) or unknown (L03).
+    """
+    listed = declare(node, {}).attributes
+    for attribute in listed:
+        if KINDS.get(attribute.name, attribute.kind) != attribute.kind:
+            raise wrong_kind(attribute.name, attribute.kind, KINDS[attribute.name])
+    return PagedAttentionAttributes.model_validate({attribute.name: attribute.value for attribute in listed})
+
+
+def inputs_of(node: NodeProto, types: Mapping[str, TypeProto]) -> PagedAttentionInputs:
+    """Read the types and shapes of a node's inputs; `types` as for `declare`."""
+    return PagedAttentionInputs.model_validate(
+        dict(zip(INPUT_NAMES, declare(node, types).inputs, strict=False))
     )
 
 
