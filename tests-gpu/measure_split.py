@@ -63,6 +63,7 @@ def timed(launch: Any, stream: torch.cuda.Stream, calls: int) -> list[float]:
     """Capture `launch`, replay it, and return microseconds a call of each replay."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
+        launch()  # libraries make their handles outside the capture
         with torch.cuda.graph(graph, stream=stream):
             launch()
         graph.replay()
