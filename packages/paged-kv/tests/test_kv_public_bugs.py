@@ -5,6 +5,7 @@ The numbers are those of the table of public bugs that the project's issue refer
 
 import gc
 import itertools
+import os
 import subprocess
 import sys
 import weakref
@@ -522,7 +523,7 @@ def test_33_digests_do_not_depend_on_the_process(seed: str) -> None:
         "chain.extend(range(32))\n"
         "print(*[digest.hex() for digest in chain.digests])\n"
     )
-    environment = {"PYTHONHASHSEED": seed}
+    environment = {**os.environ, "PYTHONHASHSEED": seed}
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
     )

@@ -186,7 +186,9 @@ def _attach(state: KVState, slot: int, hit: PrefixHit) -> CapacityDeferred | Non
         return CapacityDeferred(len(hit.pages), max(0, len(hit.pages) - short), len(hit.pages))
     tenant = int(state.table.tenant[slot])
     over = state.ledger.over_quota(tenant, len(hit.pages))
-    return over or _apply_attach(state, slot, hit)
+    if over is not None:
+        return over
+    return _apply_attach(state, slot, hit)
 
 
 def _apply_attach(state: KVState, slot: int, hit: PrefixHit) -> CapacityDeferred | None:

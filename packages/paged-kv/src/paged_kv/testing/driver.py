@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from paged_kv.admission_calls import PreemptedSequence
 from paged_kv.block_pool import HELD, PIN, REF_MASK, STATE_NAMES
 from paged_kv.block_table import SLOT_MASK
 from paged_kv.errors import StaleSequenceHandle
@@ -32,6 +33,7 @@ Item = TypeVar("Item")
 
 SIZE, ROWS, COLUMNS = 16, 6, 6
 MAX_TOKENS = 4 * 33
+MAX_PREEMPTIONS = 1
 KEY = CacheKey(model="driver", dtype="float16", layout="LATENT")
 PROMPTS = (5, 16, 17, 33, 49, 70)
 QUERIES = (1, 1, 2, 15, 16, 17, 33, 0)
@@ -79,6 +81,7 @@ class KvDriver:
             watermark=watermark,
             host_blocks=host_blocks,
             verify_tokens=verify_tokens,
+            max_preemptions=MAX_PREEMPTIONS,
             event_sinks=[lambda event: self.events.append((event.kind, event.digest, event.page))],
         )
         self.model = ReferenceKvModel(
@@ -92,6 +95,7 @@ class KvDriver:
         self.step: StepTransaction | None = None
         self.drafts: dict[int, list[int]] = {}
         self.released: list[int] = []
+        self.left: list[tuple[PreemptedSequence, list[int]]] = []
         self.swaps: dict[int, SwapPlan] = {}
         self.hits: list[tuple[PrefixHit, list[int]]] = []
         self.pinned: list[PagePins] = []
@@ -105,6 +109,8 @@ class KvDriver:
             (self.create, 4, room >= 2),
             (self.admit, 4, True),
             (self.release, 3, bool(self._rows("idle"))),
+            (self.resume, 4, bool(self.left)),
+            (self.quarantine, 1, self.model.usable > 2 and bool(self._free_pages())),
             (self.use_a_released_row, 1, bool(self.released)),
             (self.truncate, 3, here),
             (self.fork, 3, here and room >= 2),
@@ -231,12 +237,50 @@ class KvDriver:
         if preempt:
             left = self.kv.preempt(names)
             assert [sequence.num_tokens for sequence in left] == [len(self.tokens[n]) for n in names]
+            assert [sequence.preemptions for sequence in left] == [
+                self.model.rows[name].preemptions + 1 for name in names
+            ]
+            self.left += [(sequence, self.tokens[name]) for sequence, name in zip(left, names, strict=True)]
         else:
             self.kv.release(names)
         self.model.release(names)
         for name in names:
             del self.tokens[name]
             self.released.append(name)
+
+    def resume(self) -> None:
+        """Bring a preempted sequence back."""
+        sequence, tokens = self.left.pop()
+        hit = self._hit(tokens) if tokens and not sequence.window else None
+        total = len(tokens) + self.choose.between(1, 20)
+        pages = [] if hit is None else hit.pages.tolist()
+        promise = total if sequence.preemptions > MAX_PREEMPTIONS else len(tokens) + 1
+        expected = self.model.judge_admission([total], [len(pages)], ROWS - len(self.tokens), ROWS, [promise])
+        got = self.kv.resume(sequence, total, hit)
+        if isinstance(got, (CapacityDeferred, UnserviceableRequest)):
+            assert got == expected
+            if hit is not None:
+                self._unpin(hit)
+            return
+        assert expected is None
+        [name] = got.tolist()
+        self.model.open([name], sequence.window, [max(self.model.blocks(promise), len(pages))])
+        self.model.rows[name].preemptions = sequence.preemptions
+        self.model.attach(name, pages)
+        self._opened([name], sequence.window)
+        self.tokens[name] = tokens[: len(pages) * SIZE]
+
+    def _free_pages(self) -> list[int]:
+        free = ("clean", "evictable", "fenced")
+        return [number for number, page in self.model.pages.items() if page.state in free]
+
+    def quarantine(self) -> None:
+        """Take a free page out of service, as long as promises can still be kept."""
+        if self.model.outstanding:
+            return
+        page = self.choose.one(self._free_pages())
+        self.kv.quarantine(page)
+        self.model.quarantine(page)
 
     def use_a_released_row(self) -> None:
         """Use a released row in every way; each is refused and changes nothing."""

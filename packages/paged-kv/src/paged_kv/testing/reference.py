@@ -39,6 +39,7 @@ class ReferenceRow:
     where: str = "resident"
     host: list[int] = field(default_factory=list)
     cut: int = 0
+    preemptions: int = 0
 
 
 @dataclass(slots=True)
@@ -113,11 +114,18 @@ class ReferenceKvModel:
             self.rows[name] = ReferenceRow(window=window, promised=promised[index] if promised else 0)
 
     def judge_admission(
-        self, totals: Sequence[int], hits: Sequence[int], free_rows: int, rows: int
+        self,
+        totals: Sequence[int],
+        hits: Sequence[int],
+        free_rows: int,
+        rows: int,
+        promises: Sequence[int] | None = None,
     ) -> CapacityDeferred | UnserviceableRequest | None:
         """Whether rows of these total lengths, with hits of so many pages, may start."""
         blocks = [self.blocks(total) for total in totals]
-        needed, usable = sum(blocks) - sum(hits), self.usable - self.watermark
+        promised = [self.blocks(promise) for promise in promises or totals]
+        needed = sum(max(0, pages - hit) for pages, hit in zip(promised, hits, strict=True))
+        usable = self.usable - self.watermark
         most = max(*blocks, needed)
         if most > usable:
             return UnserviceableRequest(most, usable, "watermark" if most <= self.usable else "pages")
@@ -313,6 +321,16 @@ class ReferenceKvModel:
         self.registered.clear()
         self.registry.clear()
         self.events.append(("cleared", b"", -1))
+
+    def quarantine(self, number: int) -> None:
+        """Take a free page out of service."""
+        if self.pages[number].digest is not None:
+            self._forget(number)
+        for queue in (self.clean, self.evictable):
+            if number in queue:
+                queue.remove(number)
+        self.pages[number].state = "quarantined"
+        self.usable -= 1
 
     def swap_out(self, name: Hashable) -> list[int] | None:
         """Take host pages for a row; None when there are too few."""
