@@ -52,14 +52,14 @@ MUTATIONS = (
     ),
     Mutation(
         "copy-on-write",
-        "step.py",
+        "reserve.py",
         "if not np.count_nonzero(marked):",
         "if True:",
         SHARING + "test_a_forked_row_copies_its_tail_before_it_writes",
     ),
     Mutation(
         "copy-on-write keeper",
-        "step.py",
+        "reserve.py",
         'order = np.argsort(past[batch], kind="stable")',
         "order = np.arange(len(batch))",
         SHARING + "test_a_rollback_after_the_launch_hands_back_untouched_tokens",
@@ -80,14 +80,14 @@ MUTATIONS = (
     ),
     Mutation(
         "settled",
-        "lifecycle.py",
+        "trim.py",
         "np.maximum(table.settled[slots] - window, 0)",
         "np.maximum(table.seq_len[slots] - window, 0)",
         BUGS + "test_14_a_window_is_freed_on_settled_tokens_only",
     ),
     Mutation(
         "promise",
-        "step.py",
+        "reserve.py",
         "if needed <= available and (extra == 0 or extra <= free_for_all):",
         "if needed <= available:",
         SHARING + "test_a_row_without_a_promise_takes_only_what_is_left",

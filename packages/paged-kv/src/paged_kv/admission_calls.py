@@ -15,6 +15,7 @@ from .block_pool import HELD, REF
 from .errors import InvalidLength
 from .outcomes import CapacityDeferred, UnserviceableRequest
 from .prefix_cache import PrefixHit
+from .requirements import require_window
 from .vectors import IntVector, as_lengths
 
 Int64Array = npt.NDArray[np.int64]
@@ -73,7 +74,7 @@ class AdmissionCalls(Authority):
         state = self._enter()
         totals = _lengths(total_lens, "total_lens")
         promises = totals if promise_lens is None else as_lengths(promise_lens, len(totals), "promise_lens")
-        lifecycle.require_window(window, 0)
+        require_window(window, 0)
         request = Request(totals, np.minimum(promises, totals), tenant, window, _no_preemptions(totals), hits)
         return self._apply_leave(admit(state, request))
 

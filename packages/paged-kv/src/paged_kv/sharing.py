@@ -18,9 +18,9 @@ from .errors import (
     UnverifiedHash,
 )
 from .hashing import PrefixChain
-from .lifecycle import require_one
 from .outcomes import CapacityDeferred
 from .prefix_cache import Content, PagePins, PrefixHit
+from .requirements import require_one
 from .state import KVState
 from .vectors import IntVector
 

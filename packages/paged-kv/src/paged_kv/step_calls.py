@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from . import step
+from . import finish
 from .authority import Authority
 from .errors import EpochOutOfOrder, StalePlan
 from .index_buffers import IndexPlanBuffers
 from .index_plan import Batch, PagedIndexPlan, build_fresh, require_contiguous
 from .outcomes import CapacityDeferred, UnserviceableRequest
+from .reserve import reserve
 from .step import StepState, StepTransaction
 from .vectors import IntVector, as_handles, as_query_lengths
 
@@ -36,7 +37,7 @@ class StepCalls(Authority):
         state = self._enter()
         handles = as_handles(rows).copy()
         lengths = as_query_lengths(query_lens, len(handles))
-        return self._apply_leave(step.reserve(self, state, handles, lengths))
+        return self._apply_leave(reserve(self, state, handles, lengths))
 
     def complete(self, epoch: int) -> None:
         """Say that the device is done with every step up to `epoch`: what they read may now be reused.
@@ -55,7 +56,7 @@ class StepCalls(Authority):
                 last=last,
             )
         done = [record for record in epochs.pending if record.epoch <= epoch]
-        step.apply_complete(state, epoch, [(record, step.still_theirs(state, record)) for record in done])
+        finish.apply_complete(state, epoch, [(record, finish.still_theirs(state, record)) for record in done])
 
     def require_current(self, plan: PagedIndexPlan) -> None:
         """Refuse a plan whose rows changed after it was made, or that belongs to an earlier step.
@@ -79,7 +80,7 @@ class StepCalls(Authority):
         self, transaction: StepTransaction, buffers: IndexPlanBuffers | None, allow_window_holes: bool
     ) -> PagedIndexPlan:
         state = self._enter()
-        step.require_open(transaction)
+        finish.require_open(transaction)
         if not allow_window_holes and state.table.num_advanced:
             require_contiguous(self._view, transaction.slots)
         batch = Batch(
@@ -100,10 +101,10 @@ class StepCalls(Authority):
         return plan
 
     def _commit(self, transaction: StepTransaction) -> None:
-        step.commit(self._enter(), transaction)
+        finish.commit(self._enter(), transaction)
 
     def _commit_prefix(self, transaction: StepTransaction, accepted: IntVector | int) -> None:
-        step.commit_prefix(self._enter(), transaction, accepted)
+        finish.commit_prefix(self._enter(), transaction, accepted)
 
     def _rollback(self, transaction: StepTransaction) -> None:
-        step.rollback(self._enter(), transaction)
+        finish.rollback(self._enter(), transaction)

@@ -10,10 +10,10 @@ from .authority import Authority
 from .block_pool import HELD, REF, PageChoice
 from .block_table import PAD, RESIDENT, ROW_STATE_NAMES, SWAPPED, SWAPPING_IN, SWAPPING_OUT
 from .errors import InvalidLength, SharedPageNotSwappable
-from .lifecycle import require_resident
 from .outcomes import CapacityDeferred, UnserviceableRequest
+from .requirements import require_resident
+from .reserve import judge, promised_part
 from .state import KVState
-from .step import judge, promised_part
 from .swap import SwapPlan
 from .vectors import IntVector
 
