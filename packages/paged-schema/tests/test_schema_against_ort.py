@@ -18,7 +18,9 @@ from paged_schema import InvalidArgument, NotImplementedMode
 from paged_schema.declaration import Declaration, check_declaration
 from paged_schema.onnx import make_model
 from paged_schema.rules import all_rules
-from paged_schema.testing.nodes import FAULTS, draw, valid
+from paged_schema.testing.drafts import valid
+from paged_schema.testing.faults import FAULTS
+from paged_schema.testing.nodes import draw
 from paged_schema.testing.ort import RELEASES, Answer, OrtProcess, environment
 
 PASSED = "passed"

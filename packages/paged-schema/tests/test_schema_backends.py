@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 from paged_schema import backends
-from paged_schema.backends import Problem, explain
+from paged_schema.backends import explain
+from paged_schema.eligibility import NO_SINK, Problem
 
 BASE = Problem(
     minor=31,
@@ -196,7 +197,7 @@ def test_reasons_name_the_numbers() -> None:
     assert reasons("Flash", block_size=16) == ("block size 16 is not a multiple of 128",)
     assert reasons("Flash", head_size=300, sm=75) == ("sm_75 is below sm_80", "head size 300 is above 256")
     assert reasons("paged decode", **ONE) == ("Flash is tried first",)
-    assert reasons("memory-efficient", sink=True, block_size=16) == (backends.NO_SINK,)
+    assert reasons("memory-efficient", sink=True, block_size=16) == (NO_SINK,)
     assert len(reasons("cuDNN", **ONE)) == 1
     assert set(reasons("cuDNN", minor=30, sm=80, sink=True, windowed=True, softcapped=True, causal=False)) > {
         "ORT has it from 1.31",

@@ -589,6 +589,6 @@ def test_the_subject_of_a_malformed_attribute() -> None:
 
 
 def test_limits_that_multiples_of_8_cannot_tell_apart() -> None:
-    from paged_schema.rules import run, select
+    from paged_schema.rules import caches, select
 
-    assert run.MAX_INT4_HEAD == select.MAX_PROLOGUE_HEAD == 1024
+    assert caches.MAX_INT4_HEAD == select.MAX_PROLOGUE_HEAD == 1024

@@ -21,7 +21,7 @@ from paged_schema.rules.registry import STAGES
 from paged_schema.strict import check_values
 
 if TYPE_CHECKING:
-    from paged_schema.strict import AnyArray
+    from paged_schema.step_values import AnyArray
 
 ORT_VERSIONS: Final = ("1.29", "1.30", "1.31", "1.32")
 PROVIDERS: Final = ("cuda", "webgpu", "cpu", "paged-cuda")

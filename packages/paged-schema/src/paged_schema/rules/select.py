@@ -5,10 +5,17 @@ from __future__ import annotations
 from typing import Final
 
 from paged_schema import backends
-from paged_schema.backends import SHARED_MEMORY, Problem, latent_shared_bytes
+from paged_schema.eligibility import (
+    NO_SINK,
+    SHARED_MEMORY,
+    Problem,
+    flash_gather,
+    flash_paged,
+    latent_shared_bytes,
+)
 from paged_schema.facts import Facts, known
 from paged_schema.rules.registry import CUDA, KERNELS, Fault, Rule, group, rule
-from paged_schema.rules.run import dim_of
+from paged_schema.rules.shapes import dim_of
 
 ORT_CUDA: Final = frozenset({"cuda"})
 MAX_PROLOGUE_HEAD: Final = 1024
@@ -114,7 +121,7 @@ def _(f: Facts) -> Fault | None:
     if any(not reasons for _, reasons in attempts):
         return None
     why = "; ".join(f"{name}: {reasons[0]}" for name, reasons in attempts)
-    if attempts[-1][1] == [backends.NO_SINK]:
+    if attempts[-1][1] == [NO_SINK]:
         return Fault("head_sink", "memory-efficient attention", f"a backend that has a sink ({why})", "P09")
     return Fault("query", "no backend", f"one that takes the call ({why})", "P08")
 
@@ -147,7 +154,7 @@ def _empty(f: Facts) -> bool:
 
 
 def _flash_reasons(p: Problem) -> list[str]:
-    return backends.flash_gather(p) if p.quantised else backends.flash_paged(p)
+    return flash_gather(p) if p.quantised else flash_paged(p)
 
 
 def _kv_bound(f: Facts, given: int) -> int | None:
