@@ -70,7 +70,6 @@ class BlockPool:
     geometry: PageGeometry
     claims: Int64Array = field(init=False)
     state: npt.NDArray[np.uint8] = field(init=False)
-    generation: npt.NDArray[np.uint32] = field(init=False)
     fence_epoch: Int64Array = field(init=False)
     clean: IndexQueue = field(init=False)
     evictable: IndexQueue = field(init=False)
@@ -88,7 +87,6 @@ class BlockPool:
         self.claims = np.zeros(size, dtype=np.int64)
         self.state = np.full(size, CLEAN, dtype=np.uint8)
         self.state[: self.geometry.first_page] = NULL
-        self.generation = np.zeros(size, dtype=np.uint32)
         self.fence_epoch = np.zeros(size, dtype=np.int64)
         self._scratch = np.zeros(size, dtype=np.int64)
         self.clean = IndexQueue(size)
@@ -131,7 +129,6 @@ class BlockPool:
             self.counters.evictions += count - choice.num_clean
         self.claims[pages] = REF
         self.state[pages] = LIVE
-        self.generation[pages] += 1
         self.num_live += count
         self.counters.allocations += count
 

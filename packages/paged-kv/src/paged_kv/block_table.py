@@ -40,6 +40,7 @@ class BlockTable:
     num_columns: int
     tag: int
     cells: npt.NDArray[np.int32] = field(init=False)
+    flat: npt.NDArray[np.int32] = field(init=False)
     handle: Int64Array = field(init=False)
     ready: Int64Array = field(init=False)
     state: npt.NDArray[np.uint8] = field(init=False)
@@ -65,6 +66,7 @@ class BlockTable:
     def __post_init__(self) -> None:
         rows = self.num_rows
         self.cells = np.full((rows, self.num_columns), PAD, dtype=np.int32)
+        self.flat = self.cells.reshape(-1)
         for name in ("handle", "ready", "tenant"):
             setattr(self, name, np.full(rows, -1, dtype=np.int64))
         for name in (
@@ -228,8 +230,3 @@ class BlockTable:
         batch = np.repeat(np.arange(len(slots)), lengths)
         column = ends[batch] - 1 - np.arange(int(ends[-1]) if len(ends) else 0) + start[batch]
         return slots[batch] * self.num_columns + column, batch
-
-    @property
-    def flat(self) -> npt.NDArray[np.int32]:
-        """The cells as one vector, for flat indices."""
-        return self.cells.reshape(-1)

@@ -34,7 +34,7 @@ def require_open(step: StepTransaction) -> None:
 def commit(state: KVState, step: StepTransaction) -> None:
     """Move the lengths; see `StepTransaction.commit`."""
     require_open(step)
-    record = InFlight(step.epoch, step.slots, step.handles, state.table.cut[step.slots], step.new_lens)
+    record = InFlight(step.epoch, step.slots, step.handles, state.table.last_version, step.new_lens)
     _apply_commit(state, step, record, step.num_tokens)
 
 
@@ -67,7 +67,7 @@ def commit_prefix(state: KVState, step: StepTransaction, accepted: IntVector | i
         )
     lengths = step.past_lens + kept
     blocks = (lengths + state.geometry.block_size - 1) >> state.geometry.block_shift
-    record = InFlight(step.epoch, step.slots, step.handles, table.cut[step.slots], lengths)
+    record = InFlight(step.epoch, step.slots, step.handles, table.last_version, lengths)
     cells, pages = state.take_back(step.slots, blocks, step.new_blocks)
     promised, charge = table.promised[step.slots], None
     back = np.maximum(promised - blocks, 0) - np.maximum(promised - step.new_blocks, 0)
@@ -141,7 +141,7 @@ def still_theirs(state: KVState, record: InFlight) -> npt.NDArray[np.bool_]:
     """Which rows of a committed step are still the sequences that it wrote, not truncated since."""
     table = state.table
     same: npt.NDArray[np.bool_] = table.handle[record.slots] == record.handles
-    same &= table.cut[record.slots] == record.cuts
+    same &= table.cut[record.slots] <= record.stamp
     return same
 
 

@@ -76,7 +76,17 @@ class IndexPlanBuffers:
         *("block_table", "slot_mapping", "cumulative_sequence_length", "past_seqlens", "context_lens"),
         *("attention_metadata", "max_batch", "max_tokens", "max_blocks", "pad", "policy"),
         *("_cells", "_slots", "_starts", "_past", "_context", "_bounds"),
-        *("_counting", "_shown", "_filled", "_rows", "_tokens", "_view", "_written"),
+        *(
+            "_counting",
+            "_shown",
+            "_filled",
+            "_last_slots",
+            "_last_stamp",
+            "_rows",
+            "_tokens",
+            "_view",
+            "_written",
+        ),
     )
 
     def __init__(
@@ -135,6 +145,8 @@ class IndexPlanBuffers:
         self._shown[:] = NOTHING_SHOWN
         self._filled[:] = self._base
         self._rows = self._tokens = 0
+        self._last_slots: Int64Array | None = None
+        self._last_stamp = 0
         self._written: Callable[[], DirtyRanges] = _nothing_written
 
     @property
@@ -207,11 +219,15 @@ class IndexPlanBuffers:
 
     def _apply_table(self, view: KVView, batch: Batch) -> None:
         rows = len(batch.slots)
-        filled, shown = self._filled[:rows], self._shown[:rows]
-        same = shown == batch.versions
-        changed = np.flatnonzero(~same) if np.count_nonzero(same) != rows else None
-        if changed is not None:
-            filled = np.where(same, filled, batch.blocks)
+        filled, changed = self._filled[:rows], None
+        unchanged = batch.slots is self._last_slots and batch.stamp == self._last_stamp
+        self._last_slots = None  # should anything below fail, the next plan compares row by row
+        if not unchanged:
+            versions = view.version[batch.slots]
+            same = self._shown[:rows] == versions
+            if np.count_nonzero(same) != rows:
+                changed = np.flatnonzero(~same)
+                filled = np.where(same, filled, batch.blocks)
         grown = (filled != batch.blocks).nonzero()[0]
         first = filled[grown]
         self._apply_grown(view, batch, grown, first)
@@ -223,7 +239,8 @@ class IndexPlanBuffers:
         self._written = lambda: self._ranges(batch, grown, first, changed, max(0, lost))
         self._filled[:rows] = batch.blocks
         if changed is not None:
-            self._shown[:rows] = batch.versions
+            self._shown[:rows] = versions
+        self._last_slots, self._last_stamp = batch.slots, batch.stamp
 
     def _apply_grown(self, view: KVView, batch: Batch, rows: Int64Array, first: Int64Array) -> None:
         if not len(rows):

@@ -64,6 +64,8 @@ class PagedRequest:
 class Batch(NamedTuple):
     """What a plan is made from: rows and lengths, all int64 and checked.
 
+    `stamp` is the table's last version when the plan was made: a row with a later one has changed since.
+
     `longest`, `most` and `least` bound the query lengths and the contexts; all are 0 for an empty batch.
     """
 
@@ -72,11 +74,11 @@ class Batch(NamedTuple):
     past: Int64Array
     context: Int64Array
     blocks: Int64Array
-    versions: Int64Array
     num_tokens: int
     longest: int
     most: int
     least: int
+    stamp: int
     epoch: int
 
     @property
@@ -96,7 +98,7 @@ class PagedIndexPlan(NamedTuple):
         context_lens: ``(num_seqs,)``.
         attention_metadata: ``(3,)``: bounds on query length and context from above, on context from below.
         geometry: the pool that the ids belong to.
-        batch: the rows and versions that the plan was made from.
+        batch: the rows and lengths that the plan was made from.
     """
 
     block_table: Int32Array
@@ -168,17 +170,21 @@ class PagedIndexPlan(NamedTuple):
         if not allow_window_holes:
             require_contiguous(view, slots)
         blocks = (context + view.geometry.block_size - 1) >> view.geometry.block_shift
-        versions = view.version[slots]
         longest, most, least = (
             (int(query.max()), int(context.max()), int(context.min())) if len(slots) else (0, 0, 0)
         )
         batch = Batch(
-            *(slots, query, context - query, context, blocks, versions),
-            int(query.sum()),
-            longest,
-            most,
-            least,
-            0,
+            slots=slots,
+            query=query,
+            past=context - query,
+            context=context,
+            blocks=blocks,
+            num_tokens=int(query.sum()),
+            longest=longest,
+            most=most,
+            least=least,
+            stamp=view.last_version,
+            epoch=0,
         )
         if not allow_shared_writes:
             _require_exclusive(view, batch)

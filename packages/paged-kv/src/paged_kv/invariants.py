@@ -222,7 +222,7 @@ def digest(state: KVState) -> str:
 
 def _parts(state: KVState) -> Iterator[bytes]:
     pool, table, epochs, prefix = state.pool, state.table, state.epochs, state.prefix
-    for array in (pool.claims, pool.state, pool.generation, table.cells, table.state, table.generation):
+    for array in (pool.claims, pool.state, table.cells, table.state, table.generation):
         yield array.tobytes()
     for array in (
         table.seq_len,

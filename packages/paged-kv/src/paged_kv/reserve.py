@@ -107,6 +107,7 @@ def _batch_rows(state: KVState, handles: Int64Array) -> Int64Array:
         return recent.slots
     slots = _ready_rows(table, handles)
     table.require_distinct(slots)
+    slots.flags.writeable = False  # plans and buffers know a batch by this very array
     state.recent = RecentBatch(handles, slots, table.departures)
     return slots
 

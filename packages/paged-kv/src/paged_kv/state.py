@@ -35,7 +35,7 @@ class InFlight(NamedTuple):
     epoch: int
     slots: Int64Array
     handles: Int64Array
-    cuts: Int64Array
+    stamp: int
     lengths: Int64Array
 
 

@@ -71,7 +71,7 @@ class StepCalls(Authority):
                 epoch=plan.epoch,
                 current=state.epochs.begun,
             )
-        changed = plan.batch.versions != state.table.version[plan.batch.slots]
+        changed = state.table.version[plan.batch.slots] > plan.batch.stamp
         if changed.any():
             row = int(plan.batch.slots[int(changed.argmax())])
             raise StalePlan(f"row {row} changed after the plan was made; plan again", row=row)
@@ -89,11 +89,11 @@ class StepCalls(Authority):
             transaction.past_lens,
             transaction.new_lens,
             transaction.new_blocks,
-            self._view.version[transaction.slots],
             transaction.num_tokens,
             transaction.longest,
             transaction.most,
             transaction.least,
+            state.table.last_version,
             transaction.epoch,
         )
         plan = build_fresh(self._view, batch) if buffers is None else buffers.emit(self._view, batch)

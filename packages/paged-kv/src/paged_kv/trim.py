@@ -67,12 +67,12 @@ def _apply_truncate(
     table = state.table
     table.seq_len[slots] = lengths
     table.settled[slots] = np.minimum(table.settled[slots], lengths)
-    table.cut[slots] += 1
     table.tail_shared[slots] = (lengths & (state.geometry.block_size - 1)) > 0
     table.n_blocks[slots] = blocks
     table.promised[slots] = promised
     table.flat[cells] = PAD
     table.apply_touch(slots)
+    table.cut[slots] = table.last_version
     state.pool.apply_drop(pages, state.epochs.fence)
     state.ledger.outstanding += need
     state.ledger.apply_charge(table.tenant[slots], charges(table, slots) - charged)

@@ -62,6 +62,11 @@ class KVView:
             _table=table,
         )
 
+    @property
+    def last_version(self) -> int:
+        """The version that the last change of any row got."""
+        return self._table.last_version
+
     def resolve(self, handles: Int64Array) -> Int64Array:
         """Row numbers of current, distinct handles.
 
