@@ -2,6 +2,7 @@
 
 import ast
 import doctest
+import itertools
 import re
 import subprocess
 import sys
@@ -21,30 +22,33 @@ FENCE = re.compile(r"^(?P<mark>```+)(?P<language>[\w-]*)\n(?P<body>.*?)^(?P=mark
 
 @dataclass(frozen=True)
 class Example:
-    """A Python block, what must be printed (None: whatever), and whether it needs a GPU."""
+    """A Python script and what it must print (None: whatever)."""
 
     where: str
     body: str
     output: str | None
-    needs_gpu: bool
 
 
-def examples(path: Path) -> list[Example]:
+def scripts(path: Path) -> list[Example]:
+    """Return the page's scripts, each with the text block that follows it at once."""
     text = path.read_text(encoding="utf-8")
-    fences = list(FENCE.finditer(text))
+    fences = [*FENCE.finditer(text), None]
     found = []
-    for number, fence in enumerate(fences):
-        if fence["language"] not in ("python", "pycon"):
-            continue
-        after = fences[number + 1] if number + 1 < len(fences) else None
-        shown = after["body"] if after and after["language"] == "text" else None
-        line = text.count("\n", 0, fence.start()) + 1
-        where = f"{path.relative_to(ROOT)}:{line}"
-        found.append(Example(where, fence["body"], shown, path in NEEDS_GPU))
+    for fence, after in itertools.pairwise(fences):
+        if fence and fence["language"] == "python" and ">>> " not in fence["body"]:
+            shown = after["body"] if after and after["language"] == "text" else None
+            line = text.count("\n", 0, fence.start()) + 1
+            found.append(Example(f"{path.relative_to(ROOT)}:{line}", fence["body"], shown))
     return found
 
 
-EXAMPLES = [example for path in READMES for example in examples(path)]
+def interactive(path: Path) -> str:
+    """Return the page's interactive examples as one session: a later one may use an earlier one's names."""
+    fences = FENCE.finditer(path.read_text(encoding="utf-8"))
+    return "\n".join(fence["body"] for fence in fences if ">>> " in fence["body"])
+
+
+SCRIPTS = [(path, script) for path in READMES for script in scripts(path)]
 
 
 def sessions() -> set[str]:
@@ -72,12 +76,11 @@ def test_the_readme_needs_exactly_two_commands() -> None:
 
 @pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_readme_has_an_example(path: Path) -> None:
-    assert examples(path) or "```console" in path.read_text(encoding="utf-8")
+    assert scripts(path) or interactive(path) or "```console" in path.read_text(encoding="utf-8")
 
 
-def run_session(example: Example) -> None:
-    """Run an example that is written as an interactive session."""
-    test = doctest.DocTestParser().get_doctest(example.body, {}, example.where, example.where, 0)
+def run_session(text: str, where: str) -> None:
+    test = doctest.DocTestParser().get_doctest(text, {}, where, where, 0)
     report: list[str] = []
     result = doctest.DocTestRunner(verbose=False).run(test, out=report.append)
     assert result.failed == 0, "".join(report)
@@ -92,18 +95,20 @@ def run_script(example: Example, folder: Path) -> None:
         assert result.stdout == example.output
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.where)
-def test_the_example_runs_and_prints_what_it_says(example: Example, tmp_path: Path) -> None:
-    if ">>> " in example.body:
-        run_session(example)
-    elif example.needs_gpu:
-        assert compile(example.body, example.where, "exec")
-    else:
-        run_script(example, tmp_path)
+@pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_interactive_examples_print_what_they_say(path: Path) -> None:
+    run_session(interactive(path), str(path.relative_to(ROOT)))
+
+
+@pytest.mark.parametrize(("path", "script"), SCRIPTS, ids=[script.where for _, script in SCRIPTS])
+def test_scripts_run_and_print_what_they_say(path: Path, script: Example, tmp_path: Path) -> None:
+    assert compile(script.body, script.where, "exec")
+    if path not in NEEDS_GPU:
+        run_script(script, tmp_path)
 
 
 def test_a_wrong_output_is_caught(tmp_path: Path) -> None:
     with pytest.raises(AssertionError):
-        run_script(Example("here", "print(1)", "2\n", needs_gpu=False), tmp_path)
+        run_script(Example("here", "print(1)", "2\n"), tmp_path)
     with pytest.raises(AssertionError):
-        run_session(Example("here", ">>> 1 + 1\n3\n", None, needs_gpu=False))
+        run_session(">>> 1 + 1\n3\n", "here")
