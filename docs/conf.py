@@ -1,6 +1,10 @@
 """Sphinx configuration: Markdown pages, the API from the docstrings, and no network."""
 
 import importlib.metadata
+import subprocess
+import sys
+
+from sphinx.application import Sphinx
 
 project = "paged attention"
 author = "the paged-attention contributors"
@@ -33,3 +37,16 @@ html_theme = "furo"
 html_title = f"paged attention {version}"
 html_static_path = ["_static"]
 html_show_sourcelink = False
+
+
+def insert_rules(app: Sphinx, name: str, source: list[str]) -> None:
+    """Put the rules into their page; they are printed by the package, so that the page cannot be stale."""
+    if name == "rules":
+        command = [sys.executable, "-m", "paged_schema", "rules", "--markdown"]
+        rules = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        source[0] = source[0].replace("<!-- rules -->", rules)
+
+
+def setup(app: Sphinx) -> None:
+    """Register the hook."""
+    app.connect("source-read", insert_rules)
