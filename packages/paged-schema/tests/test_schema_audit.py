@@ -17,8 +17,9 @@ from onnx import TensorProto, helper
 from paged_schema import InvalidArgument, PagedAttentionAttributes, PagedAttentionInputs, check
 from paged_schema.audit import Settings, audit, audit_model
 from paged_schema.cli import main
+from paged_schema.errors import UnreadableModel
 from paged_schema.onnx import attributes_of, inputs_of, make_model, make_node
-from paged_schema.reader import UnreadableModel, read_model
+from paged_schema.reader import read_model
 from paged_schema.testing import bases
 
 

@@ -386,6 +386,8 @@ ROWS: list[tuple[str, Base, Change, Change]] = [
     ("R14f", SEPARATE, {"cos_cache": "bf16[22, 32]"}, {"cos_cache": "bf16"}),
     ("R14f", SEPARATE, {"sin_cache": "bf16[22, 32]"}, {"sin_cache": "bf16"}),
     ("R14f", SEPARATE, {"sin_cache": "bf16[?, 24]"}, {"sin_cache": "bf16[?, 32]"}),
+    ("X05", SEPARATE, heads(0),
+     heads(0) | {"query": "bf16[0, 0]", "key": "bf16[0, 0]", "value": "bf16[0, 0]", "key_cache": "bf16[5, 16, 2, d]"}),
 ]  # fmt: skip
 
 

@@ -76,6 +76,10 @@ class NotImplementedMode(PagedSchemaError, NotImplementedError):  # noqa: N818 -
         self.modes = modes
 
 
+class UnreadableModel(PagedSchemaError, ValueError):  # noqa: N818 - as above
+    """The file is no ONNX model, or its structure is too large to audit."""
+
+
 def _shown(value: object, limit: int = 200) -> str:
     # Python refuses to print an integer of more than 4,300 digits, and an error must never fail itself.
     try:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from paged_schema.errors import PagedSchemaError
+from paged_schema.errors import UnreadableModel
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -50,10 +50,6 @@ SCHEMA: Final[dict[str, dict[int, str]]] = {
     "shape": {1: "dimension"},
     "dimension": {},
 }
-
-
-class UnreadableModel(PagedSchemaError, ValueError):  # noqa: N818 - reads as what it is
-    """The file is no ONNX model, or too large to audit."""
 
 
 def read_model(path: Path) -> ModelProto:

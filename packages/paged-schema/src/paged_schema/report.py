@@ -56,7 +56,7 @@ def as_sarif(findings: Iterable[Finding], path: Path) -> str:
         }
         for rule in all_rules()
     ]
-    driver = {"name": "paged-schema", "informationUri": "https://onnxruntime.ai", "rules": rules}
+    driver = {"name": "paged-schema", "rules": rules}
     results = [_result(finding, path) for finding in findings if finding.error is not None]
     log = {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
