@@ -402,3 +402,41 @@ def test_check_sees_each_broken_invariant(name: str) -> None:
     with pytest.raises(InvariantViolation) as violation:
         kv.check("full")
     assert violation.value.numbers["invariant"] == name
+
+
+def test_a_hash_that_collides_often_never_gives_a_wrong_page() -> None:
+    def weak(data: bytes) -> bytes:
+        return bytes([hashlib.sha256(data).digest()[0] % 8])
+
+    kv, cache, rng = manager(12, verify_tokens=True), HistoryCache(13, 16), np.random.default_rng(4)
+    hits = 0
+    for _ in range(300):
+        tokens = [int(rng.integers(2))] * 16 + [int(rng.integers(2))] * 16 + [7] * int(rng.integers(1, 20))
+        chain = PrefixChain(KEY, 16, hash_function=weak)
+        chain.extend(tokens)
+        hit = kv.lookup_and_pin(chain)
+        hits += len(hit.pages)
+        row = kv.admit(len(tokens), hits=[hit])
+        with kv.begin_step(row, len(tokens) - hit.num_tokens) as step:
+            plan = step.plan()
+            cache.write(plan, [tokens])
+            assert cache.mismatch(plan, [tokens], [0]) is None
+            step.commit()
+        kv.complete(step.epoch)
+        kv.register(row[0], chain)
+        kv.release(row)
+        kv.check("full")
+    assert hits > 100
+
+
+def test_a_parent_that_comes_back_finds_its_child_again() -> None:
+    kv = manager(4, verify_tokens=True)
+    chain = chain_of(range(33))
+    rows = kv.create(2)
+    run(kv, rows, [32, 16])
+    kv.register(rows[0], chain)
+    kv.truncate(rows[0], 10)
+    run(kv, rows[:1], 1)
+    kv.register(rows[1], chain)
+    with kv.lookup_and_pin(chain) as hit:
+        assert hit.pages.tolist() == [3, 2]

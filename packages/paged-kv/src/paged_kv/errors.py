@@ -71,7 +71,7 @@ class StorageAlreadyOwned(KvConfigError):
 
 
 class UnverifiedHash(KvConfigError):
-    """A hash function that is not SHA-256 needs a manager that compares tokens."""
+    """A hash function that is not SHA-256 needs a manager with verify_tokens."""
 
 
 class KvHandleError(KvError, ValueError):

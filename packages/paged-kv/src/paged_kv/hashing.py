@@ -1,11 +1,9 @@
 """Names for content: a chain of SHA-256 digests, one a full block.
 
-The root holds everything that shapes the cache bytes:
-
-``root = SHA-256(canonical key)`` and ``digest[i] = SHA-256(digest[i - 1] || tokens of block i as
-little-endian int32)``. So equal digests mean equal tokens from the first one on, under the same model,
-dtype, layout, adapter, images and tenant, in every process and on every machine. Python's own `hash` is
-never used.
+``root = SHA-256(canonical key)`` and ``digest[i] = SHA-256(digest[i - 1] || tokens of block i)``, tokens as
+little-endian int32. The key holds everything that shapes the cache bytes, so equal digests mean equal tokens
+from the first one on under the same model, dtype, layout, adapter, images and tenant, in every process and on
+every machine. Python's own `hash` names nothing.
 """
 
 from __future__ import annotations
@@ -71,12 +69,14 @@ class PrefixChain:
         (40, 2)
     """
 
-    __slots__ = ("_hash", "_root", "_tokens", "block_size", "digests")
+    __slots__ = ("_hash", "_root", "_tokens", "block_size", "digests", "histories")
 
     def __init__(self, key: CacheKey, block_size: int, *, hash_function: HashFunction = sha256) -> None:
         check_block_size(block_size)
         self.block_size = block_size
         self.digests: list[bytes] = []
+        # What the digests stand for, in SHA-256: the same list unless another hash function names the blocks.
+        self.histories: list[bytes] = self.digests if hash_function is sha256 else []
         self._root = key.root(block_size)
         self._tokens = bytearray()
         self._hash = hash_function
@@ -91,11 +91,6 @@ class PrefixChain:
         """Tokens so far, those of the last partial block included."""
         return len(self._tokens) // 4
 
-    def block_tokens(self, block: int) -> bytes:
-        """The tokens of a full block as little-endian int32."""
-        width = 4 * self.block_size
-        return bytes(self._tokens[block * width : (block + 1) * width])
-
     def extend(self, tokens: Sequence[int] | range | npt.NDArray[np.integer]) -> None:
         """Append token ids and hash the blocks that they fill.
 
@@ -109,9 +104,11 @@ class PrefixChain:
             raise InvalidLength("a token id does not fit in int32", low=int(wide.min()), high=int(wide.max()))
         added = wide.astype("<i4").tobytes()
         data = bytes(self._tokens[len(self.digests) * 4 * self.block_size :]) + added
-        digests = self._hash_blocks(data)
+        digests = self._hash_blocks(data, self.digests, self._hash)
+        histories = [] if self.is_sha256 else self._hash_blocks(data, self.histories, sha256)
         self._tokens += added
         self.digests += digests
+        self.histories += histories
 
     def truncate(self, num_tokens: int) -> None:
         """Forget all tokens after the first `num_tokens`."""
@@ -123,13 +120,10 @@ class PrefixChain:
             )
         del self._tokens[4 * num_tokens :]
         del self.digests[num_tokens // self.block_size :]
+        del self.histories[num_tokens // self.block_size :]
 
-    def _hash_blocks(self, data: bytes) -> list[bytes]:
-        digest, width, function = (
-            self.digests[-1] if self.digests else self._root,
-            4 * self.block_size,
-            self._hash,
-        )
+    def _hash_blocks(self, data: bytes, known: list[bytes], function: HashFunction) -> list[bytes]:
+        digest, width = known[-1] if known else self._root, 4 * self.block_size
         digests = []
         for start in range(0, len(data) - width + 1, width):
             digest = function(digest + data[start : start + width])

@@ -1,10 +1,9 @@
 """Index tensors in the caller's memory: constant addresses and shapes, kept up to date by small writes.
 
 A captured graph reads these buffers whole: rows and tokens beyond the batch must be harmless after every
-    shrink. So each
-output row remembers the version it shows and how many columns are filled; the same version means that only
-new columns are written, and rows that the batch lost are padded again at once. Two steps in flight need two
-`IndexPlanBuffers`, each with its own memory of what it shows.
+shrink. So each output row remembers the version it shows and how many columns are filled; the same version
+means that only new columns are written, and rows that the batch lost are padded again at once. Two steps in
+flight need two `IndexPlanBuffers`, each with its own memory of what it shows.
 """
 
 from __future__ import annotations

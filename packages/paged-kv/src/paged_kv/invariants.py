@@ -177,7 +177,7 @@ def _digests(state: KVState) -> None:
     agree = all(prefix.digest_of[page] == digest for digest, page in prefix.page_of.items())
     _require("I9", agree, "digest to page and page to digest agree")
     if prefix.verify:
-        _require("I9", set(prefix.contents) == set(prefix.page_of), "every digest has its tokens")
+        _require("I9", set(prefix.histories) == set(prefix.page_of), "every digest has its history")
 
 
 def _host(state: KVState) -> None:
@@ -251,7 +251,7 @@ def _parts(state: KVState) -> Iterator[bytes]:
         [(record.epoch, record.slots.tolist(), record.lengths.tolist()) for record in epochs.pending]
     ).encode()
     yield repr((list(prefix.page_of.items()), list(prefix.digest_of.items()), prefix.duplicates)).encode()
-    yield repr([(content.tokens, digest) for digest, content in prefix.contents.items()]).encode()
+    yield repr(sorted(prefix.histories.items())).encode()
     yield repr(sorted((slot, pages.tolist()) for slot, pages in state.host.held.items())).encode()
     yield repr([pins.pages.tolist() for pins in state.open_pins.values()]).encode()
     yield repr(

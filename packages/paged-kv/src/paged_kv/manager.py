@@ -53,7 +53,7 @@ class KVCacheManager(StepCalls, LifecycleCalls, AdmissionCalls, SharingCalls, Sw
         watermark: pages that admission leaves free for running rows.
         max_preemptions: how often `resume` brings a sequence back without a promise of its whole length.
         host_blocks: host pages for swapping; 0 for none.
-        verify_tokens: keep and compare the tokens behind digests, for a hash function with collisions.
+        verify_tokens: keep and compare what digests stand for, for a hash function with collisions.
         event_sinks: callables that are given every `KVCacheEvent`.
         storage: names the cache tensors, such as their address; a second live manager over the same storage
             is refused.

@@ -1,11 +1,9 @@
 """Which full, committed page holds which content: digest to page and back.
 
 Invariants: every registered page is full and immutable; a digest has one canonical page and perhaps
-    duplicates, which take
-its place in order when it goes; "stored" is told with the first page of a digest and "removed" with the last.
-The cache
-holds no references: pages belong to rows and pins, and an unheld registered page waits in the pool's
-    evictable queue.
+duplicates, which take its place in order when it goes; "stored" is told with the first page of a digest and
+"removed" with the last. The cache holds no references: pages belong to rows and pins, and an unheld
+registered page waits in the pool's evictable queue.
 """
 
 from __future__ import annotations
@@ -81,20 +79,12 @@ class PrefixHit(PagePins):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Content:
-    """The tokens of a block and the content in front of it; identity stands for the whole history."""
-
-    tokens: bytes
-    parent: Content | None
-
-
 @dataclass(slots=True)
 class PrefixCache:
     """The digest map of one pool.
 
-    With `verify` the tokens behind a digest are kept and compared, so that a hash function with collisions
-    can cost a hit but never give a wrong page.
+    With `verify` the SHA-256 of the tokens behind a digest is kept and compared, so that a hash function with
+    collisions can cost a hit but never give a wrong page.
     """
 
     pool: BlockPool
@@ -103,7 +93,7 @@ class PrefixCache:
     page_of: dict[bytes, int] = field(default_factory=dict)
     digest_of: dict[int, bytes] = field(default_factory=dict)
     duplicates: dict[bytes, list[int]] = field(default_factory=dict)
-    contents: dict[bytes, Content] = field(default_factory=dict)
+    histories: dict[bytes, bytes] = field(default_factory=dict)
 
     def find(self, chain: PrefixChain, limit: int) -> Int64Array:
         """The pages of the chain's first blocks, up to the first miss and at most `limit`."""
@@ -119,39 +109,26 @@ class PrefixCache:
         return np.fromiter(takewhile(MISS.__ne__, found), dtype=np.int64)
 
     def _verified(self, chain: PrefixChain, limit: int) -> int:
-        parent: Content | None = None
-        for block in range(limit):
-            content = self.contents[chain.digests[block]]
-            if content.parent is not parent or content.tokens != chain.block_tokens(block):
-                return block
-            parent = content
-        return limit
+        pairs = zip(chain.digests[:limit], chain.histories, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: self.histories[pair[0]] == pair[1], pairs))
 
-    def known_blocks(self, chain: PrefixChain, stop: int) -> tuple[int, list[Content] | None]:
-        """How many of the chain's first `stop` blocks may be registered, and their contents.
+    def registrable_blocks(self, chain: PrefixChain, stop: int) -> int:
+        """How many of the chain's first `stop` blocks may be registered.
 
-        With `verify` that ends at a digest which stands for other content, in the map or in the chain itself.
-        Without it, all may be, and contents are not kept.
+        With `verify` that ends at a digest which stands for other tokens, in the map or in the chain itself.
         """
         if not self.verify:
-            return stop, None
-        contents: list[Content] = []
-        mine: dict[bytes, Content] = {}
-        for block in range(stop):
-            digest, tokens = chain.digests[block], chain.block_tokens(block)
-            parent = contents[-1] if contents else None
-            known = self.contents.get(digest) or mine.get(digest)
-            if known is not None and (known.parent is not parent or known.tokens != tokens):
-                break
-            contents.append(known or Content(tokens, parent))
-            mine[digest] = contents[-1]
-        return len(contents), contents
+            return stop
+        mine: dict[bytes, bytes] = {}
+        for block, (digest, history) in enumerate(zip(chain.digests[:stop], chain.histories, strict=False)):
+            if self.histories.get(digest, mine.get(digest, history)) != history:
+                return block
+            mine[digest] = history
+        return stop
 
-    def apply_store(
-        self, pages: Sequence[int], digests: Sequence[bytes], contents: Sequence[Content] | None
-    ) -> None:
+    def apply_store(self, pages: Sequence[int], digests: Sequence[bytes], histories: Sequence[bytes]) -> None:
         """Register pages that are live, full and not registered."""
-        for page, digest in zip(pages, digests, strict=True):
+        for page, digest, history in zip(pages, digests, histories, strict=True):
             self.digest_of[page] = digest
             self.pool.apply_set_hashed(page, True)
             if digest in self.page_of:
@@ -159,9 +136,8 @@ class PrefixCache:
                 continue
             self.page_of[digest] = page
             self.events.apply_record("stored", digest, page)
-        if contents is not None:
-            for content, digest in zip(contents, digests, strict=True):
-                self.contents[digest] = content
+            if self.verify:
+                self.histories[digest] = history
 
     def apply_forget(self, pages: Iterable[int]) -> None:
         """Drop the registrations of `pages`, whose content is about to change hands."""
@@ -176,7 +152,7 @@ class PrefixCache:
                 self.page_of[digest] = others.pop(0)
             else:
                 del self.page_of[digest]
-                self.contents.pop(digest, None)
+                self.histories.pop(digest, None)
                 self.events.apply_record("removed", digest, page)
             if others is not None and not others:
                 self.duplicates.pop(digest, None)
@@ -185,6 +161,6 @@ class PrefixCache:
         """Drop every registration; held pages stay with their owners."""
         for page in list(self.digest_of):
             self.pool.apply_set_hashed(page, False)
-        for index in (self.digest_of, self.page_of, self.duplicates, self.contents):
+        for index in (self.digest_of, self.page_of, self.duplicates, self.histories):
             index.clear()
         self.events.apply_record("cleared")

@@ -19,7 +19,7 @@ from .errors import (
 )
 from .hashing import PrefixChain
 from .outcomes import CapacityDeferred
-from .prefix_cache import Content, PagePins, PrefixHit
+from .prefix_cache import PagePins, PrefixHit
 from .requirements import require_one
 from .state import KVState
 from .vectors import IntVector
@@ -229,17 +229,15 @@ def _register(state: KVState, slot: int, chain: PrefixChain) -> int:
                 block=last,
                 page=int(pages[last]),
             )
-    stop, contents = state.prefix.known_blocks(chain, full)
+    stop = state.prefix.registrable_blocks(chain, full)
     blocks = np.flatnonzero(~hashed[:stop])
     digests = [chain.digests[block] for block in blocks]
-    kept = None if contents is None else [contents[block] for block in blocks]
-    return _apply_register(state, pages[blocks].tolist(), digests, kept)
+    histories = [chain.histories[block] for block in blocks]
+    return _apply_register(state, pages[blocks].tolist(), digests, histories)
 
 
-def _apply_register(
-    state: KVState, pages: list[int], digests: list[bytes], contents: list[Content] | None
-) -> int:
-    state.prefix.apply_store(pages, digests, contents)
+def _apply_register(state: KVState, pages: list[int], digests: list[bytes], histories: list[bytes]) -> int:
+    state.prefix.apply_store(pages, digests, histories)
     return len(pages)
 
 

@@ -1,4 +1,4 @@
-"""Counters that cost nothing to read: maintained as things happen, compared with a recount by `check`."""
+"""Counters that are maintained as things happen, and compared with a recount by `check`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Moving a whole row's pages to the host and back.
 
 The manager plans, the caller copies: a row is neither here nor there (SWAPPING) until the caller confirms.
-    Pages that others
-use never move.
+Pages that others use never move.
 """
 
 from __future__ import annotations
