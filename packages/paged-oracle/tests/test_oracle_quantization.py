@@ -28,6 +28,18 @@ def test_int8_rounds_half_to_even_and_saturates() -> None:
     np.testing.assert_array_equal(encode(codec(INT8, 0.5), 63.6, -64.1, np.inf, np.nan), [127, -128, 127, 0])
 
 
+def test_int8_and_float8_multiply_by_a_rounded_reciprocal() -> None:
+    """In float32, 0.375 / 0.03 is the tie 12.5, which goes to 12; 0.375 * (1 / 0.03) lies above it."""
+    assert encode(codec(INT8, 0.03), 0.375)[0] == 13
+    assert encode(codec(FLOAT8, 0.03), 0.00146484375)[0] == 0.05078125
+
+
+def test_int4_divides() -> None:
+    """In float32, 1.3125 / 0.525 is the tie 2.5, which goes to 2; 1.3125 * (1 / 0.525) lies above it."""
+    packed = encode(codec(UINT8, 0.525, int4=True, width=2), 1.3125, 0.0)
+    np.testing.assert_array_equal(packed, [2 + 8 | 8 << 4])
+
+
 def test_float8_saturates() -> None:
     codes = encode(codec(FLOAT8, 0.5), 1.0, 1e6, -1e6, np.nan).astype(np.float64)
     np.testing.assert_array_equal(codes, [2.0, 448.0, -448.0, 448.0])
@@ -46,7 +58,8 @@ def test_int4_fills_the_missing_nibble_of_an_odd_width() -> None:
 @pytest.mark.parametrize(("dtype", "int4"), [(INT8, False), (FLOAT8, False), (UINT8, True)])
 def test_a_zero_scale_stores_zero(dtype: np.dtype, int4: bool) -> None:
     of = codec(dtype, 0.0, int4=int4)
-    rows = of.encode(np.array([[[1.0, -2.0, 3.0, np.inf]]], np.float32))
+    with np.errstate(invalid="ignore"):
+        rows = of.encode(np.array([[[1.0, -2.0, 3.0, np.inf]]], np.float32))
     out = np.full((1, 1, 4), 7.0)
     of.decode(rows, out)
     np.testing.assert_array_equal(out, 0)

@@ -1,19 +1,21 @@
 """Codecs between attention's numbers and what a cache stores.
 
 Invariant: `encode` sees values after norm and rotary; whatever it stores is what attention reads back, in the
-same call too. A scale of 0 stores code 0, not infinity.
+same call too. A scale of 0 stores what decodes to 0.
 
-The formulas are those of ONNX Runtime's write kernels. int8 and float8e4m3fn: divide by the scale in float32,
-then round half to even (``"exact"``: in float64). INT4: clamp first, then round.
+The formulas are those of ONNX Runtime's write kernels, in float32. int8 and float8e4m3fn: multiply by the
+reciprocal of the scale, itself rounded to float32, then round half to even. INT4: divide by the scale, clamp,
+then round. ``"exact"`` divides in float64.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
-from paged_oracle.dtypes import FLOAT8, Array, DType, Float32, Float64, round_to
+from paged_oracle.dtypes import FLOAT8, Array, DType, Float32, Float64, round_to, upcast
 
 FLOAT8_MAX = 448.0
 
@@ -45,17 +47,19 @@ class Codec:
         """
         if self.scale is None:
             return round_to(values, self.dtype) if values.dtype == np.float64 else values.astype(self.dtype)
-        wide = values if values.dtype == np.float64 else values.astype(np.float32)
-        scale = self.scale.astype(wide.dtype)
-        scaled = np.divide(
-            wide, scale, out=np.zeros_like(wide), where=np.broadcast_to(scale != 0, wide.shape)
-        )
+        scaled = self._scaled(values, self.scale)
         if self.int4:
             return _pack(np.rint(np.clip(np.nan_to_num(scaled, nan=-8.0), -8, 7)))
         if self.dtype == FLOAT8:
             return round_to(np.clip(np.nan_to_num(scaled, nan=FLOAT8_MAX), -FLOAT8_MAX, FLOAT8_MAX), FLOAT8)
         codes: Array = np.clip(np.rint(np.nan_to_num(scaled, nan=0.0)), -128, 127).astype(np.int8)
         return codes
+
+    def _scaled(self, values: Array, scale: Float32) -> Float64 | Float32:
+        if values.dtype == np.float64:
+            return _quotient(upcast(values), upcast(scale))
+        wide = values.astype(np.float32)
+        return _quotient(wide, scale) if self.int4 else wide * _quotient(np.ones_like(scale), scale)
 
     def decode(self, rows: Array, out: Float64) -> None:
         """Put the values of stored rows into `out`; exact, as a code times a float32 scale fits float64.
@@ -76,6 +80,15 @@ def expand_scale(scale: Array, kv_num_heads: int, head_size: int) -> Float32:
     flat = scale.astype(np.float32).reshape(-1)
     shape = (kv_num_heads, head_size)
     return np.broadcast_to(flat, shape) if flat.size == 1 else flat.reshape(shape)
+
+
+_Float = TypeVar("_Float", Float32, Float64)
+
+
+def _quotient(numerator: _Float, scale: _Float) -> _Float:
+    """Divide, with 0 where the scale is 0."""
+    zeros = np.zeros(np.broadcast_shapes(numerator.shape, scale.shape), numerator.dtype)
+    return np.divide(numerator, scale, out=zeros, where=scale != 0)
 
 
 def _pack(codes: Array) -> Array:
