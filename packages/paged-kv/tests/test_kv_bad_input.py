@@ -245,6 +245,12 @@ def test_outcomes_are_values_and_change_nothing(kv: KVCacheManager) -> None:
     assert kv.digest() == before
 
 
+def test_a_large_pool_has_rows_of_a_sensible_width() -> None:
+    kv = KVCacheManager(PageGeometry(100_000, 16), max_sequences=2)
+    assert kv.view().cells.shape == (2, 16_384)
+    assert kv.admit(16_384 * 16 + 1) == UnserviceableRequest(16_385, 16_384, "columns")
+
+
 def test_a_row_too_wide_for_its_table() -> None:
     kv = manager(usable=20, max_blocks_per_sequence=2)
     assert kv.begin_step(kv.create(1), 33) == UnserviceableRequest(3, 2, "columns")

@@ -64,7 +64,7 @@ KvMachine.TestCase.settings = settings(
 TestKvMachine = KvMachine.TestCase
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(40))
 def test_long_walks_agree_with_the_model(seed: int) -> None:
     choices = SeededChoices(seed)
     driver = KvDriver(

@@ -139,7 +139,7 @@ class BlockPool:
 
     def apply_share_live(self, pages: Int64Array, times: int) -> None:
         """As `apply_share`, for pages that a row already holds."""
-        claims = self.claims[pages]
+        claims = self.claims.take(pages)
         claims += times * REF
         self.claims[pages] = claims
         self._shared_is_stale = True

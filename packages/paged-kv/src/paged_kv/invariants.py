@@ -48,6 +48,7 @@ def check_full(state: KVState) -> None:
     _cells(state, live)
     _claims(state, live)
     _queues(state)
+    _fence_lists(state)
     _digests(state)
     _host(state)
     _counters(state)
@@ -162,6 +163,13 @@ def _queues(state: KVState) -> None:
         entries = np.sort(queue.entries())
         same = np.array_equal(entries, np.flatnonzero(pool.state == kind))
         _require("I4", same, f"the {name} queue holds each {name} page once")
+
+
+def _fence_lists(state: KVState) -> None:
+    pool = state.pool
+    listed = {(int(page), epoch) for epoch, pages in pool.fence for page in pages}
+    fenced = {(int(page), int(pool.fence_epoch[page])) for page in np.flatnonzero(pool.state == FENCED)}
+    _require("I10", fenced <= listed, "a fenced page is listed under its epoch")
 
 
 def _digests(state: KVState) -> None:

@@ -28,6 +28,8 @@ from .step_calls import StepCalls
 from .swap import HostPool
 from .swap_calls import SwapCalls
 
+DEFAULT_COLUMNS = 16_384
+
 _tags = counter(1)
 
 
@@ -49,7 +51,7 @@ class KVCacheManager(StepCalls, LifecycleCalls, AdmissionCalls, SharingCalls, Sw
         geometry: the pool.
         max_sequences: rows.
         max_blocks_per_sequence: columns: the longest context is this times the block size. None for as many
-            as the pool has pages.
+            as the pool has pages, but at most 16,384: every row takes that much table.
         watermark: pages that admission leaves free for running rows.
         max_preemptions: how often `resume` brings a sequence back without a promise of its whole length.
         host_blocks: host pages for swapping; 0 for none.
@@ -76,7 +78,9 @@ class KVCacheManager(StepCalls, LifecycleCalls, AdmissionCalls, SharingCalls, Sw
         event_sinks: Sequence[EventSink] = (),
         storage: Hashable | None = None,
     ) -> None:
-        columns = geometry.usable_blocks if max_blocks_per_sequence is None else max_blocks_per_sequence
+        columns = max_blocks_per_sequence
+        if columns is None:
+            columns = min(geometry.usable_blocks, DEFAULT_COLUMNS)
         _require_between("max_sequences", max_sequences, 1, MAX_ROWS)
         _require_between("max_blocks_per_sequence", columns, 1, INT32_MAX // geometry.block_size)
         _require_between("watermark", watermark, 0, geometry.usable_blocks - 1)

@@ -15,11 +15,12 @@ import numpy as np
 
 from paged_kv.admission_calls import PreemptedSequence
 from paged_kv.block_pool import HELD, PIN, REF_MASK, STATE_NAMES
-from paged_kv.block_table import SLOT_MASK
+from paged_kv.block_table import PAD, SLOT_MASK
 from paged_kv.errors import StaleSequenceHandle
 from paged_kv.geometry import PageGeometry
 from paged_kv.hashing import CacheKey, PrefixChain
 from paged_kv.index_buffers import IndexPlanBuffers, PadPolicy
+from paged_kv.index_plan import PagedIndexPlan, PagedRequest
 from paged_kv.manager import KVCacheManager
 from paged_kv.outcomes import CapacityDeferred, UnserviceableRequest
 from paged_kv.prefix_cache import PagePins, PrefixHit
@@ -127,6 +128,7 @@ class KvDriver:
             (self.unpin, 1, bool(self.pinned)),
             (self.reset, 1, bool(self.model.registered)),
             (self.common_prefix, 1, here),
+            (self.look, 2, here),
             (self.swap_out, 2, bool(self._rows("alone"))),
             (self.swap_in, 4, bool(self._rows("swapped"))),
             (self.finish_swap, 4, bool(self.swaps)),
@@ -494,6 +496,26 @@ class KvDriver:
         assert self.kv.common_prefix_blocks(names) == expected
 
     # swap
+
+    def look(self) -> None:
+        """Plan parts of some rows outside a step."""
+        names = [name for name in self._some("resident", 1, 4) if not self.model.rows[name].first]
+        query = [min(self.choose.one(QUERIES), len(self.tokens[name])) for name in names]
+        requests = [PagedRequest(n, q, len(self.tokens[n])) for n, q in zip(names, query, strict=True)]
+        plan = PagedIndexPlan.build(self.kv.view(), requests, max_blocks=COLUMNS, allow_shared_writes=True)
+        slots = []
+        for index, (name, count) in enumerate(zip(names, query, strict=True)):
+            row = self.model.rows[name]
+            cells = [row.cells.get(column, PAD) for column in range(COLUMNS)]
+            assert plan.block_table[index].tolist() == cells
+            slots += [
+                row.cells[position // SIZE] * SIZE + position % SIZE
+                for position in range(row.length - count, row.length)
+            ]
+        assert plan.slot_mapping.tolist() == slots
+        assert plan.past_seqlens.tolist() == [
+            len(self.tokens[n]) - q for n, q in zip(names, query, strict=True)
+        ]
 
     def swap_out(self) -> None:
         """Move a row out."""
