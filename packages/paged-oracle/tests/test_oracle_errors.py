@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -88,6 +90,49 @@ def test_inputs_must_be_arrays() -> None:
         paged_attention(case.attributes, inputs)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda array: np.ma.masked_array(array, mask=array > 0),
+        lambda array: array.view(np.matrix),
+        lambda array: array.astype(array.dtype.newbyteorder()),
+    ],
+    ids=["masked", "matrix", "byte order"],
+)
+def test_arrays_must_be_plain(change: Callable[[np.ndarray], np.ndarray]) -> None:
+    case = make_case(new=[2], past=[5], num_heads=2, head_size=32, dtype="float16")
+    inputs = case.fresh()
+    inputs["query"] = change(inputs["query"])
+    with pytest.raises(UnusableArrayError, match="query"):
+        paged_attention(case.attributes, inputs)
+    assert inputs["key_cache"].tobytes() == case.inputs["key_cache"].tobytes()
+
+
+def test_a_cache_may_be_a_mapped_file(tmp_path: Path) -> None:
+    case = make_case(new=[2], past=[5], num_heads=2, head_size=32, dtype="float16")
+    inputs = case.fresh()
+    cache = np.memmap(tmp_path / "cache", np.float16, "w+", shape=inputs["key_cache"].shape)
+    cache[...] = inputs["key_cache"]
+    outputs = paged_attention(case.attributes, inputs | {"key_cache": cache})
+    expected = paged_attention(case.attributes, inputs)
+    assert outputs.key_cache is cache
+    assert cache.tobytes() == expected.key_cache.tobytes()
+    assert outputs.output.tobytes() == expected.output.tobytes()
+
+
+@pytest.mark.parametrize("ort", ["1.29", "1.30"])
+def test_a_query_that_old_releases_misread(ort: str) -> None:
+    """They round its head size down and check no further."""
+    case = make_case(new=[2], past=[5], layout="SEPARATE", kv_num_heads=2, head_size=32)
+    inputs = case.fresh()
+    inputs["query"] = np.pad(inputs["query"], ((0, 0), (0, 1)))
+    with pytest.raises(UnusableArrayError, match="width 129"):
+        paged_attention(case.attributes, inputs, ort=ort)
+    with pytest.raises(InvalidArgument):
+        paged_attention(case.attributes, inputs)
+    assert inputs["key_cache"].tobytes() == case.inputs["key_cache"].tobytes()
+
+
 def test_a_cache_must_be_writable() -> None:
     case = make_case(new=[2], past=[5], num_heads=2, head_size=32)
     inputs = case.fresh()
@@ -100,6 +145,16 @@ def test_an_unknown_input_is_refused() -> None:
     case = make_case(new=[2], past=[5], num_heads=2, head_size=32)
     with pytest.raises(InvalidArgument):
         paged_attention(case.attributes, case.fresh() | {"attention_bias": np.zeros(3, np.float16)})
+
+
+def test_attributes_may_be_a_mapping() -> None:
+    case = make_case(new=[2], past=[5], num_heads=2, head_size=32)
+    given = case.attributes.model_dump(exclude_none=True)
+    mapped = paged_attention(given, case.fresh())
+    assert mapped.output.tobytes() == paged_attention(case.attributes, case.fresh()).output.tobytes()
+    with pytest.raises(InvalidArgument) as caught:
+        paged_attention(given | {"num_heads": "two"}, case.fresh())
+    assert caught.value.rule == "L02"
 
 
 def test_none_is_an_absent_input() -> None:

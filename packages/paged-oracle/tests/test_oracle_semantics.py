@@ -8,7 +8,7 @@ import tracemalloc
 import ml_dtypes
 import numpy as np
 import pytest
-from paged_oracle import Outputs, paged_attention
+from paged_oracle import Outputs, UndefinedInputError, paged_attention
 from paged_oracle.backends import BackendName
 from paged_oracle.spread import MOST_THREADS, cores, spread
 from paged_oracle.testing import Case, make_case, pieces
@@ -245,6 +245,32 @@ def test_a_position_without_a_rotary_row_is_idle() -> None:
     assert not outputs.output[2].any()
     block = inputs["block_table"][0, 0]
     assert outputs.key_cache[block, 6].tobytes() == case.inputs["key_cache"][block, 6].tobytes()
+
+
+@pytest.mark.parametrize("layout", ["LATENT", "SEPARATE"])
+@pytest.mark.parametrize("rounding", ["ort", "exact"])
+def test_rotary_tables_without_a_row_leave_every_token_idle(layout: str, rounding: str) -> None:
+    case = make_case(new=[3, 1], past=[4, 0], num_heads=2, head_size=32, rotary_dim=16, layout=layout)
+    inputs = case.fresh()
+    for name in ("cos_cache", "sin_cache"):
+        inputs[name] = inputs[name][:0]
+    outputs = paged_attention(case.attributes, inputs, rounding=rounding)
+    assert not outputs.output.any()
+    assert np.isneginf(outputs.lse).all()
+    assert outputs.key_cache.tobytes() == case.inputs["key_cache"].tobytes()
+
+
+@pytest.mark.parametrize("shorter", ["cos_cache", "sin_cache"])
+def test_the_shorter_rotary_table_decides(shorter: str) -> None:
+    """ONNX Runtime before 1.31 takes tables of unequal length."""
+    case = make_case(new=[3], past=[4], num_heads=2, head_size=32, rotary_dim=16)
+    inputs = case.fresh()
+    inputs[shorter] = inputs[shorter][:6]
+    outputs = paged_attention(case.attributes, inputs, ort="1.30")
+    assert outputs.output[:2].any(axis=1).all()
+    assert not outputs.output[2].any()
+    with pytest.raises(UndefinedInputError, match="6 rows"):
+        paged_attention(case.attributes, inputs, ort="1.30", strict=True)
 
 
 def test_a_past_beyond_everything_ends() -> None:

@@ -65,6 +65,24 @@ def test_caches_must_not_overlap() -> None:
     assert caught.value.rule == "cache-overlap"
 
 
+def test_inputs_must_not_overlap_a_cache() -> None:
+    case = ordinary(dtype="float16")
+    inputs = case.fresh()
+    inputs["query"] = inputs["key_cache"][0, :10].reshape(5, 64)
+    with pytest.raises(UndefinedInputError) as caught:
+        paged_attention(case.attributes, inputs, strict=True)
+    assert (caught.value.rule, caught.value.subject) == ("cache-overlap", "query")
+
+
+def test_caches_may_be_interleaved() -> None:
+    case = ordinary(layout="SEPARATE")
+    inputs = case.fresh()
+    both = np.stack([inputs["key_cache"], inputs["value_cache"]], axis=1)
+    inputs |= {"key_cache": both[:, 0], "value_cache": both[:, 1]}
+    strict = paged_attention(case.attributes, inputs, strict=True)
+    assert strict.output.tobytes() == paged_attention(case.attributes, case.fresh()).output.tobytes()
+
+
 @pytest.mark.parametrize("scale", [0.0, -1.0, np.nan, np.inf])
 def test_scales_must_be_positive(scale: float) -> None:
     case = ordinary(cache_dtype="int8")

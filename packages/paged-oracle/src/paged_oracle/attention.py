@@ -10,14 +10,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
-from paged_schema import PagedAttentionAttributes
 
 from paged_oracle.backends import BACKENDS, COMMON, Backend, BackendName
 from paged_oracle.dtypes import Array, DType, Float64, round_to
 from paged_oracle.errors import UnusableOptionError
 from paged_oracle.forward import Forward
 from paged_oracle.prologue import Rounding
-from paged_oracle.resolve import BoundCall, Inputs, resolve
+from paged_oracle.resolve import Attributes, BoundCall, Inputs, resolve
 from paged_oracle.spread import spread
 from paged_oracle.strict import require_defined
 from paged_oracle.tiles import Tile, tiles
@@ -42,7 +41,7 @@ class Outputs:
 
 
 def paged_attention(
-    attributes: PagedAttentionAttributes,
+    attributes: Attributes,
     inputs: Inputs,
     *,
     rounding: Rounding = "ort",
@@ -65,7 +64,7 @@ def paged_attention(
     heads than `ROW_TILE` is one tile.
 
     Args:
-        attributes: the node's attributes.
+        attributes: the node's attributes, or a mapping of them.
         inputs: arrays by schema name; a missing name or None is an absent input. bfloat16 and float8e4m3fn
             are ml_dtypes arrays. `key_cache` and `value_cache` are updated in place.
         rounding: which arithmetic.
@@ -78,7 +77,8 @@ def paged_attention(
     Raises:
         paged_schema.InvalidArgument: a call that ONNX Runtime refuses, with the stage and the rule.
         paged_schema.NotImplementedMode: a call that it has no kernel for.
-        UnusableArrayError: an input that is no NumPy array, or a cache that cannot be written.
+        UnusableArrayError: an input that is no plain NumPy array in native byte order, a cache that cannot be
+            written, or a query whose width is no multiple of `num_heads` (before 1.31 only).
         UndefinedInputError: only with `strict`.
         UnusableOptionError: an unknown `rounding` or `backend`, or a backend with LATENT or ``"exact"``.
     """

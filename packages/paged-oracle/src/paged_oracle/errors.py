@@ -32,7 +32,7 @@ class UndefinedInputError(OracleError, ValueError):
 
 
 class UnusableArrayError(OracleError, ValueError):
-    """An input that is no NumPy array, or a cache that cannot be updated in place.
+    """An input that is no plain NumPy array, that cannot be read as heads, or a cache that is read-only.
 
     Attributes:
         subject: the input.

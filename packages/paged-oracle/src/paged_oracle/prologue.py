@@ -38,7 +38,7 @@ def project(bound: BoundCall, positions: Int64, rounding: Rounding) -> tuple[Arr
     if call.has_qk_norm:
         query = _normalise(query, arrays["q_norm_weight"], call.qk_norm_epsilon)
         key = _normalise(key, arrays["k_norm_weight"], call.qk_norm_epsilon)
-    if call.rotary:
+    if call.rotary and bound.rotary_rows > 0:
         cos, sin = (arrays[name][positions] for name in ("cos_cache", "sin_cache"))
         query, key = (_rotate(bound, heads, cos, sin) for heads in (query, key))
     return query, key, value

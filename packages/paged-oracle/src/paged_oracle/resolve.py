@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from paged_schema import Call, PagedAttentionAttributes, PagedAttentionInputs, RunValues, TensorSpec, check
@@ -16,6 +17,7 @@ from paged_schema import Call, PagedAttentionAttributes, PagedAttentionInputs, R
 from paged_oracle.dtypes import Array, name_of
 from paged_oracle.errors import UnusableArrayError
 
+Attributes = PagedAttentionAttributes | Mapping[str, Any]
 Inputs = Mapping[str, Array | None]
 _Signature = tuple[tuple[str, str, tuple[int, ...]], ...]
 
@@ -42,6 +44,11 @@ class BoundCall:
         return int(self.arrays["query"].shape[0])
 
     @property
+    def rotary_rows(self) -> int:
+        """Positions that both rotary tables have; ONNX Runtime before 1.31 takes tables of unequal length."""
+        return min(len(self.arrays[name]) for name in ("cos_cache", "sin_cache"))
+
+    @property
     def num_blocks(self) -> int:
         """Blocks of the cache."""
         return int(self.arrays["key_cache"].shape[0])
@@ -52,22 +59,25 @@ class BoundCall:
         return int(self.arrays["key_cache"].shape[1])
 
 
-def resolve(
-    attributes: PagedAttentionAttributes, inputs: Inputs, ort: str, extensions: frozenset[str]
-) -> BoundCall:
+def resolve(attributes: Attributes, inputs: Inputs, ort: str, extensions: frozenset[str]) -> BoundCall:
     """Check a call with its arrays.
 
     Raises:
         paged_schema.InvalidArgument: ONNX Runtime refuses the call.
         paged_schema.NotImplementedMode: ONNX Runtime has no kernel for it.
-        UnusableArrayError: not an array, or a cache that is read-only.
+        UnusableArrayError: not a plain array in native byte order, a cache that is read-only, or a query that
+            ONNX Runtime before 1.31 takes and misreads.
     """
     arrays = {name: array for name, array in inputs.items() if array is not None}
     for name, array in arrays.items():
-        if not isinstance(array, np.ndarray):
-            raise UnusableArrayError(name, type(array).__name__, "a NumPy array")
+        # A mask would be ignored, and a matrix keeps two dimensions whatever is done to it.
+        if type(array) not in (np.ndarray, np.memmap):
+            raise UnusableArrayError(name, type(array).__name__, "a plain NumPy array")
+        if not array.dtype.isnative:
+            raise UnusableArrayError(name, f"byte order {array.dtype.byteorder}", "this machine's own")
     signature = tuple((name, name_of(array.dtype), array.shape) for name, array in arrays.items())
     extensions = frozenset(extensions)
+    attributes = PagedAttentionAttributes.model_validate(attributes)
     call = _checked(attributes, signature, ort, extensions, None, None)
     metadata, kv_tokens = _noteworthy(arrays)
     if metadata is not None or kv_tokens is not None:
@@ -75,6 +85,10 @@ def resolve(
     for name in ("key_cache", "value_cache"):
         if name in arrays and not arrays[name].flags.writeable:
             raise UnusableArrayError(name, "a read-only array", "a writable one, as it is updated in place")
+    width = arrays["query"].shape[1]
+    if call.mode == "separate" and width % call.num_heads:
+        # ONNX Runtime before 1.31 rounds the head size down, and then reads rows that it misplaces.
+        raise UnusableArrayError("query", f"width {width}", f"a multiple of num_heads {call.num_heads}")
     if call.head_size is None or call.v_head_size is None:
         raise AssertionError("the shapes of arrays fix every size")
     return BoundCall(call, arrays, call.head_size, call.v_head_size)
@@ -105,4 +119,6 @@ def _checked(
     values = None
     if metadata is not None or kv_tokens is not None:
         values = RunValues(metadata=metadata, kv_tokens=kv_tokens)
-    return check(attributes, PagedAttentionInputs(**specs), ort=ort, extensions=extensions, values=values)
+    return check(
+        attributes, PagedAttentionInputs.model_validate(specs), ort=ort, extensions=extensions, values=values
+    )

@@ -5,7 +5,7 @@ here:
 
 * cumulative lengths are clamped to [0, tokens] and made non-decreasing; a token of no sequence is idle;
 * a sequence with a negative past is idle;
-* a token whose position has no row in the rotary tables is idle;
+* a token whose position has no row in both rotary tables is idle;
 * a block id outside [0, num_blocks) is unmapped; a position past the table's width is unmapped;
 * a slot outside [0, num_blocks * block_size) is not written.
 
@@ -68,7 +68,7 @@ class Sequences:
             positions[rows] = past[b] + np.arange(lengths[b])
         idle = sequence < 0
         if bound.call.rotary:
-            idle |= positions >= arrays["cos_cache"].shape[0]
+            idle |= positions >= bound.rotary_rows
             positions[idle] = 0
         return cls(
             bounds[:-1], lengths, past, table, bound.num_blocks, bound.block_size, sequence, positions, idle

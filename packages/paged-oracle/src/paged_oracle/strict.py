@@ -39,7 +39,7 @@ def _violations(bound: BoundCall) -> Iterator[Violation]:
     yield from _ragged(cumulative, past, bound.tokens)
     lengths = np.diff(cumulative)
     contexts = np.where(lengths > 0, past + lengths, 0)
-    yield from _contexts(call, arrays, contexts, table.shape[1] * block_size)
+    yield from _contexts(bound, contexts, table.shape[1] * block_size)
     yield from _blocks(call, table, past, lengths, num_blocks, block_size)
     if "slot_mapping" in arrays:
         yield from _slots("slot_mapping", arrays["slot_mapping"].astype(np.int64), num_blocks * block_size)
@@ -63,13 +63,12 @@ def _ragged(cumulative: Int64, past: Int64, tokens: int) -> Iterator[Violation]:
         yield "past-negative", "past_seqlens", f"{past[b]} at {b}", "0 or more"
 
 
-def _contexts(call: Call, arrays: Mapping[str, Array], contexts: Int64, capacity: int) -> Iterator[Violation]:
+def _contexts(bound: BoundCall, contexts: Int64, capacity: int) -> Iterator[Violation]:
     for b in np.flatnonzero(contexts > capacity):
         got = f"sequence {b} needs {contexts[b]} positions"
         yield "context-capacity", "block_table", got, f"at most the {capacity} of its columns"
-    rows = arrays["cos_cache"].shape[0] if call.rotary else 0
-    if call.rotary and contexts.max() > rows:
-        got = f"{rows} rows for a context of {contexts.max()}"
+    if bound.call.rotary and contexts.max() > bound.rotary_rows:
+        got = f"{bound.rotary_rows} rows for a context of {contexts.max()}"
         yield "rotary-rows", "cos_cache", got, "a row for every position that is rotated"
 
 
@@ -107,8 +106,10 @@ def _slots(subject: str, slots: Int64, capacity: int) -> Iterator[Violation]:
 
 
 def _storage(arrays: Mapping[str, Array]) -> Iterator[Violation]:
-    if "value_cache" in arrays and np.may_share_memory(arrays["key_cache"], arrays["value_cache"]):
-        yield "cache-overlap", "value_cache", "memory shared with key_cache", "memory of its own"
+    for cache in arrays.keys() & {"key_cache", "value_cache"}:
+        for name, array in arrays.items():
+            if name != cache and np.shares_memory(array, arrays[cache]):
+                yield "cache-overlap", name, f"memory shared with {cache}", "memory of its own"
     for name in ("k_scale", "v_scale"):
         if name in arrays:
             scale = arrays[name].astype(np.float32)

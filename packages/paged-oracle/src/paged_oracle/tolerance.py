@@ -14,12 +14,11 @@ import math
 from contextlib import ExitStack
 
 import numpy as np
-from paged_schema import PagedAttentionAttributes
 
 from paged_oracle.backends import COMMON
 from paged_oracle.dtypes import DIGITS, Array, DType, Float64, upcast
 from paged_oracle.forward import Forward
-from paged_oracle.resolve import Inputs, resolve
+from paged_oracle.resolve import Attributes, Inputs, resolve
 from paged_oracle.tiles import tiles
 
 FLOAT32_ROUNDOFF = 2.0**-24
@@ -27,7 +26,7 @@ _CACHES = ("key_cache", "value_cache")
 
 
 def magnitude(
-    attributes: PagedAttentionAttributes,
+    attributes: Attributes,
     inputs: Inputs,
     *,
     ort: str = "1.31",
@@ -36,7 +35,7 @@ def magnitude(
     """Return ``sum p |v|`` of every output value; the caches stay as they are.
 
     Args:
-        attributes: the node's attributes.
+        attributes: the node's attributes, or a mapping of them.
         inputs: arrays by schema name, the caches as they are before the call.
         ort: the ONNX Runtime release whose rules apply.
         extensions: as for `paged_attention`.
