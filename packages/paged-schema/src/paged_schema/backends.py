@@ -84,19 +84,22 @@ QUANTISED_PREFILL: Final = (
 )
 
 
+def order(p: Problem) -> tuple[tuple[str, Callable[[Problem], list[str]]], ...]:
+    """Return each backend that ORT tries for this call, in order, with the test that rules it out."""
+    if p.latent:
+        return (("LATENT", latent),)
+    if not p.quantised:
+        return UNQUANTISED
+    if p.decode is None:
+        return QUANTISED_DECODE + QUANTISED_PREFILL[1:]
+    if (p.decode or int4_speculative(p)) and (p.causal or p.minor != 30):
+        return QUANTISED_DECODE
+    return QUANTISED_PREFILL
+
+
 def attempts(p: Problem) -> tuple[tuple[str, list[str]], ...]:
     """Return each backend that ORT tries for this call, in order, with what rules it out."""
-    if p.latent:
-        return (("LATENT", latent(p)),)
-    if not p.quantised:
-        order: tuple[tuple[str, Callable[[Problem], list[str]]], ...] = UNQUANTISED
-    elif p.decode is None:
-        order = QUANTISED_DECODE + QUANTISED_PREFILL[1:]
-    elif (p.decode or int4_speculative(p)) and (p.causal or p.minor != 30):
-        order = QUANTISED_DECODE
-    else:
-        order = QUANTISED_PREFILL
-    return tuple((name, test(p)) for name, test in order)
+    return tuple((name, test(p)) for name, test in order(p))
 
 
 def explain(p: Problem) -> tuple[BackendVerdict, ...]:

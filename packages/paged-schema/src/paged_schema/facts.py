@@ -87,6 +87,8 @@ class Facts:
         input_slots: Number of input slots listed.
         outputs: Output slots as listed.
         values: Host values, where known.
+        dtype: T, from the query or from whatever shares its type.
+        cache_dtype: The caches' element type.
         nh, kvh: Head counts cut to 32 bits.
         latent, packed: Layout and mode as the kernel picks them.
         tokens: `query` dimension 0.
@@ -100,13 +102,13 @@ class Facts:
     """
 
     __slots__ = (
-        "attributes", "batch", "block_table", "bs", "cos_cache", "cumulative_sequence_length", "epsilon",
-        "explicit_scale", "head_sink", "hidden", "hs", "input_slots", "inputs", "int4", "k_cache_dtype",
-        "k_norm_weight", "k_quant", "k_scale", "key", "key_cache", "kinds", "kvh", "latent",
-        "metadata_spec", "nb", "nh", "outputs", "packed", "past_seqlens", "q_norm_weight", "query", "rd",
-        "rotary_offset", "row_heads", "scale", "sin_cache", "slot_mapping", "softcap", "target", "tokens",
-        "v_cache_dtype", "v_head_size", "v_quant", "v_scale", "value", "value_cache", "values", "vhs",
-        "window",
+        "attributes", "batch", "block_table", "bs", "cache_dtype", "cos_cache",
+        "cumulative_sequence_length", "dtype", "epsilon", "explicit_scale", "head_sink", "hidden", "hs",
+        "input_slots", "inputs", "int4", "k_cache_dtype", "k_norm_weight", "k_quant", "k_scale", "key",
+        "key_cache", "kinds", "kvh", "latent", "metadata_spec", "nb", "nh", "outputs", "packed",
+        "past_seqlens", "q_norm_weight", "query", "rd", "rotary_offset", "row_heads", "scale",
+        "sin_cache", "slot_mapping", "softcap", "target", "tokens", "v_cache_dtype", "v_head_size",
+        "v_quant", "v_scale", "value", "value_cache", "values", "vhs", "window",
     )  # fmt: skip
 
     def __init__(
@@ -135,6 +137,8 @@ class Facts:
             self.sin_cache, self.slot_mapping, self.head_sink, self.q_norm_weight, self.k_norm_weight,
             self.k_scale, self.v_scale, self.metadata_spec,
         ) = inputs[:17]  # fmt: skip
+        self.dtype = _first_type(self.query, inputs, (1, 2, 8, 9, 11, 12, 13))
+        self.cache_dtype = _first_type(self.key_cache, inputs, (4,))
         self._read_attributes(attributes)
         self._derive()
 
@@ -186,26 +190,18 @@ class Facts:
             self.rd = None if width is None else 2 * width
 
     @property
-    def dtype(self) -> str:
-        """T, from the query or from whatever shares its type."""
-        for index in (0, 1, 2, 8, 9, 11, 12, 13):
-            spec = self.inputs[index]
-            if spec is not None and spec.dtype != UNDEFINED:
-                return spec.dtype
-        return UNDEFINED
-
-    @property
-    def cache_dtype(self) -> str:
-        """The caches' element type."""
-        for spec in (self.key_cache, self.value_cache):
-            if spec is not None and spec.dtype != UNDEFINED:
-                return spec.dtype
-        return UNDEFINED
-
-    @property
     def causal(self) -> bool:
         """Whether the causal mask applies."""
         return self.attributes.is_causal is None or self.attributes.is_causal == 1
+
+
+def _first_type(
+    first: TensorSpec | None, inputs: tuple[TensorSpec | None, ...], others: tuple[int, ...]
+) -> str:
+    if first is not None and first.dtype != UNDEFINED:
+        return first.dtype
+    found = (spec.dtype for index in others if (spec := inputs[index]) is not None)
+    return next((dtype for dtype in found if dtype != UNDEFINED), UNDEFINED)
 
 
 def _quotient(dividend: int, divisor: int) -> int | None:

@@ -119,14 +119,17 @@ def _blocks(v: Values) -> Fault | None:
     size, totals, table = known(v.call.block_size), v.totals, v.table
     if size is None or totals is None or table is None or v.past is None or v.num_blocks is None:
         return None
+    needed = np.minimum(-(-totals // size), table.shape[1]).astype(np.int32)
+    table = table[:, : needed.max()]
     # Read as unsigned, a negative entry is a large one: one comparison finds both.
     bad = table.view(table.dtype.str.replace("i", "u")) >= v.num_blocks
     if not bad.any():
         return None
+    column = np.arange(table.shape[1], dtype=np.int32)
+    bad &= column < needed[:, None]
     window = v.call.local_window_size
-    first = np.maximum(v.past - window + 1, 0) // size if window > 0 else np.zeros_like(v.past)
-    column = np.arange(table.shape[1])
-    bad &= (column >= first[:, None]) & (column < -(-totals // size)[:, None])
+    if window > 0:
+        bad &= column >= (np.maximum(v.past - window + 1, 0) // size)[:, None]
     if not bad.any():
         return None
     row, at = divmod(int(bad.argmax()), table.shape[1])

@@ -117,9 +117,11 @@ def _(f: Facts) -> Fault | None:
 def _(f: Facts) -> Fault | None:
     if _empty(f):
         return None
-    attempts = backends.attempts(_problem(f))
-    if any(not reasons for _, reasons in attempts):
+    problem = _problem(f)
+    # The last ones ask the least.
+    if any(not test(problem) for _, test in reversed(backends.order(problem))):
         return None
+    attempts = backends.attempts(problem)
     why = "; ".join(f"{name}: {reasons[0]}" for name, reasons in attempts)
     if attempts[-1][1] == [NO_SINK]:
         return Fault("head_sink", "memory-efficient attention", f"a backend that has a sink ({why})", "P09")
