@@ -139,15 +139,13 @@ class BlockPool:
 
     def apply_share_live(self, pages: Int64Array, times: int) -> None:
         """As `apply_share`, for pages that a row already holds."""
-        claims = self.claims.take(pages)
-        claims += times * REF
-        self.claims[pages] = claims
+        np.add.at(self.claims, pages, times * REF)
         self._shared_is_stale = True
 
     def apply_pin(self, pages: Int64Array) -> None:
         """Add a pin to each of `pages`, which are distinct."""
         self._apply_revive(pages)
-        self.claims[pages] += PIN
+        np.add.at(self.claims, pages, PIN)
 
     def require_refs(self, pages: Int64Array) -> None:
         """Refuse to give back a page that is not live.
@@ -189,12 +187,12 @@ class BlockPool:
 
     def apply_unpin(self, pages: Int64Array, epoch: int) -> None:
         """Take back one pin a listed page, as `apply_drop` does with references."""
-        self.claims[pages] -= PIN
+        np.subtract.at(self.claims, pages, PIN)
         self._apply_retire(pages, epoch)
 
     def apply_transfer_pins(self, pages: Int64Array) -> None:
         """Turn one pin of each page into a reference."""
-        self.claims[pages] += REF - PIN
+        np.add.at(self.claims, pages, REF - PIN)
         self._shared_is_stale = True
 
     def apply_complete(self, epoch: int) -> None:
