@@ -115,10 +115,11 @@ def _weigh(weights: Float64, values: Float64, visible: Bool | None) -> Float64:
     result = product(weights, values)
     if visible is None or np.isfinite(result).all():
         return result
-    # 0 * inf is NaN: a key that a row does not see must not reach it, whatever its value holds.
-    finite = np.logical_and.reduce(np.isfinite(values), axis=(0, 2))
-    result = product(weights, np.where(finite[:, None], values, 0.0))
-    for place in np.flatnonzero(~finite):
+    # 0 * inf is NaN: a key that a row does not see must not reach it, whatever its value holds. The finite
+    # channels of such a key stay in the product, where they keep their place in the sum.
+    finite = np.isfinite(values)
+    result = product(weights, np.where(finite, values, 0.0))
+    for place in np.flatnonzero(~finite.all(axis=(0, 2))):
         term = weights[..., place, None] * values[:, place, None, :]
-        result += np.where(visible[:, place, None], term, 0.0)
+        np.add(result, term, out=result, where=visible[:, place, None] & ~finite[:, place, None, :])
     return result
