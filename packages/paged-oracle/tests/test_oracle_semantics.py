@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from paged_oracle import Outputs, UndefinedInputError, paged_attention
 from paged_oracle.backends import BackendName
+from paged_oracle.resolve import resolve
+from paged_oracle.sequences import Sequences
 from paged_oracle.spread import MOST_THREADS, cores, spread
 from paged_oracle.testing import Case, make_case, pieces
-from paged_oracle.tiles import Tile
+from paged_oracle.tiles import Tile, tiles
 from paged_schema import PagedAttentionAttributes
 
 FLOAT32 = frozenset({"float32"})
@@ -340,9 +342,31 @@ def test_memory_does_not_grow_with_the_context() -> None:
         paged_attention(case.attributes, case.inputs)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    tile = 8 * (1024 * (3 * 128 + 64 + 3 * 64) + 3 * 128 * 64)
+    tile = 8 * ((1024 + 16) * (3 * 128 + 64 + 3 * 64) + 3 * 128 * 64)
     rows = 4 * case.inputs["query"].nbytes
     assert max(peaks) < tile * min(cores(), MOST_THREADS) + rows
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "counts"),
+    [(16, 1, [40]), (64, 4, [16, 16, 8]), (1024, 1024, [16, 16, 8]), (1024, 64, [1] * 40)],
+)
+def test_a_tile_fills_the_rows_that_its_heads_are_padded_to(
+    heads: int, kv_heads: int, counts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paged_oracle.spread.cores", lambda: 1)
+    case = make_case(
+        new=[40], past=[9], layout="SEPARATE", num_heads=heads, kv_num_heads=kv_heads, head_size=16
+    )
+    bound = resolve(case.attributes, case.inputs, "1.31", frozenset())
+    assert [tile.count for tile in tiles(bound.call, Sequences.build(bound))] == counts
+    tracemalloc.start()
+    paged_attention(case.attributes, case.inputs)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    rows = 1024 + 16 * kv_heads
+    tile = 8 * (rows * (3 * 128 + 16 + 3 * 16) + 3 * 128 * kv_heads * 16)
+    assert peak < tile + 4 * case.inputs["query"].nbytes
 
 
 def test_tiles_are_spread_over_threads_and_errors_come_back(monkeypatch: pytest.MonkeyPatch) -> None:

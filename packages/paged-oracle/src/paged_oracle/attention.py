@@ -58,10 +58,10 @@ def paged_attention(
     rounded to what it can hold.
 
     Memory beyond inputs and outputs is a constant number of copies of the new tokens' rows, plus a tile of
-    `tiles.ROW_TILE` query rows (tokens times heads) against `tiles.KEY_CHUNK` positions, whatever the
-    context: ``8 * (ROW_TILE * (3 * KEY_CHUNK + head_size + 3 * v_head_size) + 3 * KEY_CHUNK * kv_num_heads *
-    head_size)`` bytes, 22 MB for 16 heads at 576/512, on each of at most 8 threads. A single token with more
-    heads than `ROW_TILE` is one tile.
+    query rows (tokens times heads) against `tiles.KEY_CHUNK` positions, whatever the context. With ``rows =
+    ROW_TILE + ROWS * kv_num_heads`` (see `tiles` and `product`) a tile takes ``8 * (rows * (3 * KEY_CHUNK +
+    head_size + 3 * v_head_size) + 3 * KEY_CHUNK * kv_num_heads * head_size)`` bytes, 23 MB for 16 heads over
+    one KV head at 576/512, on each of at most 8 threads.
 
     Args:
         attributes: the node's attributes, or a mapping of them.

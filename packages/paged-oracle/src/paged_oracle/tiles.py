@@ -74,8 +74,8 @@ class Tile:
 
 
 def tiles(call: Call, sequences: Sequences) -> Iterator[Tile]:
-    """Yield the tiles of all sequences: at most `ROW_TILE` rows (tokens times heads), or one token."""
-    step = max(1, ROW_TILE // call.num_heads)
+    """Yield the tiles of all sequences: `ROW_TILE` rows (tokens times heads), or what `to_rows` pads one to."""
+    step = max(ROW_TILE // call.num_heads, ROWS // call.group_size, 1)
     limit = sequences.block_table.shape[1] * sequences.block_size
     window = call.local_window_size
     for b in np.flatnonzero(sequences.lengths):
