@@ -135,6 +135,66 @@ def test_a_model_that_onnx_runtime_loads_and_refuses_to_run() -> None:
     assert (caught.value.stage, caught.value.rule) == ("run", "R03d")
 
 
+def branching(case: Case, **attributes: float | int | str) -> ModelProto:
+    """The node in one branch of an If whose condition is the input `taken`; the other returns the query."""
+    model = model_of(case, ["output"], **attributes)
+    result = model.graph.output[0]
+    attend = helper.make_graph(list(model.graph.node), "attend", [], [result])
+    other = helper.make_node("Identity", ["query"], ["same"])
+    same = helper.make_tensor_value_info("same", TensorProto.FLOAT16, None)
+    skip = helper.make_graph([other], "skip", [], [same])
+    node = helper.make_node("If", ["taken"], ["final"], then_branch=attend, else_branch=skip)
+    values = [*model.graph.input, helper.make_tensor_value_info("taken", TensorProto.BOOL, [])]
+    final = helper.make_tensor_value_info("final", TensorProto.FLOAT16, None)
+    graph = helper.make_graph([node], "branching", values, [final])
+    return helper.make_model(graph, opset_imports=list(model.opset_import), ir_version=10)
+
+
+def test_a_node_in_a_subgraph_runs_and_is_checked_when_loaded() -> None:
+    case = make_case(new=[3], past=[4], num_heads=2, head_size=32, dtype="float16")
+    feed = case.fresh() | {"taken": np.array(True)}
+    expected = paged_attention(case.attributes, case.fresh())
+    assert evaluator(branching(case)).run(None, feed)[0].tobytes() == expected.output.tobytes()
+    assert feed["key_cache"].tobytes() == expected.key_cache.tobytes()
+    with pytest.raises(InvalidArgument) as caught:
+        evaluator(branching(case, kv_cache_layout="latent"))
+    assert caught.value.rule == "L11"
+
+
+def test_nodes_in_a_row_may_leave_types_undeclared() -> None:
+    """The second takes the output of a MatMul and the cache output of the first."""
+    case = make_case(new=[3], past=[4], num_heads=2, head_size=32, dtype="float16")
+    model = model_of(case, ["output", "key_cache_out"])
+    first = model.graph.node[0]
+    renamed = {"query": "mixed", "key_cache": "key_cache_out"}
+    names = [renamed.get(name, name) for name in first.input]
+    second = helper.make_node("PagedAttention", names, ["final", "cache"], domain="com.microsoft")
+    second.attribute.extend(first.attribute)
+    product = helper.make_node("MatMul", ["output", "weight"], ["mixed"])
+    weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float16)
+    constant = numpy_helper.from_array(weight, "weight")
+    results = [helper.make_tensor_value_info(name, TensorProto.FLOAT16, None) for name in ("final", "cache")]
+    graph = helper.make_graph(
+        [first, product, second],
+        "row",
+        model.graph.input,
+        results,
+        [numpy_helper.from_array(weight, "weight")],
+    )
+    session = evaluator(helper.make_model(graph, opset_imports=list(model.opset_import), ir_version=10))
+    feed = case.fresh()
+    final, cache = session.run(None, feed)
+    by_hand = case.fresh()
+    by_hand["query"] = paged_attention(case.attributes, by_hand).output @ weight
+    expected = paged_attention(case.attributes, by_hand)
+    assert final.tobytes() == expected.output.tobytes()
+    assert cache is feed["key_cache"]
+    feed["query"] = feed["query"].astype(np.float32)
+    with pytest.raises(InvalidArgument) as caught:
+        session.run(None, feed)
+    assert caught.value.rule == "L07"
+
+
 def test_an_initializer_serves_as_an_input() -> None:
     case = make_case(new=[3], past=[4], num_heads=2, head_size=32)
     model = model_of(case, ["output", "key_cache_out"])

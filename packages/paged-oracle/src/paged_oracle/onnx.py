@@ -8,7 +8,7 @@ caller. Feed a cache as a writable array and keep it for the next step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from paged_schema import (
     TensorSpec,
 )
 from paged_schema.declaration import Attribute, Declaration, check_declaration
+from paged_schema.dtypes import UNDEFINED
 from paged_schema.onnx import DOMAIN, OP_TYPE, declare
 
 from paged_oracle.attention import paged_attention
@@ -43,8 +44,8 @@ def evaluator(
     """Load a model as ONNX Runtime would, for execution on a CPU.
 
     Args:
-        model: the model. Nodes in its main graph and in its functions are checked with the types that it
-            declares; those in subgraphs when they run.
+        model: the model. Nodes in its graphs and functions are checked with the types that it declares; what
+            hangs on a type that it does not declare is checked when they run.
         rounding: as for `paged_attention`.
         ort: the ONNX Runtime release whose rules apply.
         extensions: as for `paged_attention`.
@@ -55,12 +56,11 @@ def evaluator(
         paged_schema.InvalidArgument: a node that ONNX Runtime refuses, with the stage and the rule.
         paged_schema.NotImplementedMode: a node that it has no kernel for.
     """
-    # Nodes inside model-local functions never see new_ops; inlined, they do.
-    model = inline_local_functions(model)
-    types = _types(model.graph)
-    for node in model.graph.node:
-        if node.domain == DOMAIN and node.op_type == OP_TYPE:
-            _load(declare(node, types), ort, extensions)
+    if model.functions:
+        # Nodes inside model-local functions never see new_ops; inlined, they do.
+        model = inline_local_functions(model)
+    for declaration in _declarations(model.graph, {}):
+        _load(declaration, ort, extensions)
     own = operator(rounding=rounding, ort=ort, extensions=extensions, strict=strict)
     return ReferenceEvaluator(model, new_ops=[own, *new_ops])
 
@@ -108,12 +108,24 @@ def operator(
     return PagedAttention
 
 
+def _declarations(graph: GraphProto, outer: Mapping[str, TypeProto]) -> Iterator[Declaration]:
+    types = {**outer, **_types(graph)}
+    for node in graph.node:
+        if node.domain == DOMAIN and node.op_type == OP_TYPE:
+            yield declare(node, types)
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _declarations(inner, types)
+
+
 def _load(declaration: Declaration, ort: str, extensions: frozenset[str]) -> None:
     try:
         check_declaration(declaration, ort=ort, extensions=extensions)
     except (InvalidArgument, NotImplementedMode) as error:
-        # ONNX Runtime makes a session of a node that can only fail when run.
-        if error.stage in ("load", "build"):
+        # ONNX Runtime makes a session of a node that can only fail when run, and infers what is not declared.
+        named = zip(INPUT_NAMES, declaration.inputs, strict=False)
+        inferred = {name for name, spec in named if spec is not None and spec.dtype == UNDEFINED}
+        if error.stage in ("load", "build") and error.subject not in inferred:
             raise
 
 
@@ -126,7 +138,7 @@ def _check_slots(
 ) -> None:
     """Check what only a node has: its number of slots, and which outputs it names."""
     specs = [None if x is None else TensorSpec(name_of(x.dtype), x.shape) for x in inputs]
-    outputs = [TensorSpec("undefined") if name else None for name in node.output]
+    outputs = [TensorSpec(UNDEFINED) if name else None for name in node.output]
     listed = tuple(Attribute(name, _kind(value), value) for name, value in attributes.items())
     declaration = Declaration(listed, tuple(specs), tuple(outputs))
     check_declaration(declaration, ort=ort, extensions=extensions)

@@ -74,7 +74,7 @@ class Tile:
 
 
 def tiles(call: Call, sequences: Sequences) -> Iterator[Tile]:
-    """Yield the tiles of all sequences: `ROW_TILE` rows (tokens times heads), or what `to_rows` pads one to."""
+    """Yield the tiles of all sequences: up to `ROW_TILE` rows, or to what the heads are padded to anyway."""
     step = max(ROW_TILE // call.num_heads, ROWS // call.group_size, 1)
     limit = sequences.block_table.shape[1] * sequences.block_size
     window = call.local_window_size
