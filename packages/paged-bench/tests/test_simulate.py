@@ -1,12 +1,13 @@
 """The simulator: traces, the clock, policies, and that nothing is lost."""
 
+import argparse
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import numpy as np
 import pytest
 from paged_bench.errors import OptionError
-from paged_bench.simulate import main
+from paged_bench.simulate import add_parser, main
 from paged_bench.simulate.engine import Engine, Simulation, TimeModel
 from paged_bench.simulate.report import svg, table
 from paged_bench.simulate.trace import NO_GROUP, Trace, TraceError, Traffic, generate, read_csv
@@ -174,3 +175,11 @@ def test_samples_are_thinned_and_drawn(tmp_path: Path) -> None:
     assert 512 < len(outcome.samples.time) <= 2_048
     assert svg(engine, outcome.samples).startswith("<svg")
     assert "600 of 600" in table(trace, engine, outcome)
+
+
+def test_the_command_hangs_on_a_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers(dest="command"))
+    values = parser.parse_args(["simulate", "--requests", "5", "--pages", "100", "--prefix", "16"])
+    assert values.run(values) == 0
+    assert "5 of 5" in capsys.readouterr().out

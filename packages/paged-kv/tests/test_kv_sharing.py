@@ -59,6 +59,7 @@ def test_a_forked_row_copies_its_tail_before_it_writes() -> None:
             [3],
             [4],
         ]
+        assert len(step.copies) == 1
         cache.copy(step.copies)
         cache.write(step.plan(), [tokens[beam]])
         step.commit()
@@ -440,3 +441,20 @@ def test_a_parent_that_comes_back_finds_its_child_again() -> None:
     kv.register(rows[1], chain)
     with kv.lookup_and_pin(chain) as hit:
         assert hit.pages.tolist() == [3, 2]
+
+
+def test_the_history_cache_sees_a_page_that_two_rows_write() -> None:
+    """The checker itself: point one row's table at the other's page, and it must say where."""
+    kv, cache = manager(), HistoryCache(17, 16)
+    assert kv.geometry.num_blocks == 17
+    rows = kv.create(2)
+    tokens = [[1] * 20, [2] * 20]
+    with kv.begin_step(rows, 20) as step:
+        plan = step.plan()
+        aliased = plan.block_table.copy()
+        aliased[1, 1] = aliased[0, 1]
+        cache.write(plan, tokens)
+        assert cache.mismatch(plan, tokens, [0, 0]) is None
+        assert cache.mismatch(plan._replace(block_table=aliased), tokens, [0, 0]) == (1, 16)
+        assert cache.mismatch(plan, [tokens[0], [2] * 19 + [3]], [0, 0]) == (1, 19)
+        step.commit()

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from paged_kv.block_table import PAD
 from paged_kv.copy_plan import CopyPlan
@@ -80,7 +79,3 @@ class HistoryCache:
     def read(self, page: int, offset: int) -> int:
         """The digest in one slot."""
         return int(self.device[page, offset])
-
-    def as_array(self) -> npt.NDArray[np.int64]:
-        """The device part, ``(num_blocks, block_size)``."""
-        return self.device
