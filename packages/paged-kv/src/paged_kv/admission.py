@@ -70,16 +70,24 @@ class AdmissionLedger:
     def over_quota(self, tenant: int, extra: int) -> CapacityDeferred | None:
         """A deferral when `extra` pages more would pass the tenant's quota."""
         quota = self.quotas.get(tenant)
-        left = (quota or 0) - self.used.get(tenant, 0)
-        if quota is None or extra <= left:
+        if quota is None:
             return None
-        return CapacityDeferred(extra, max(0, left), max(0, left), "quota")
+        left = max(0, quota - self.used.get(tenant, 0))
+        return None if extra <= left else CapacityDeferred(extra, left, left, "quota")
 
-    def batch_over_quota(self, tenants: Int64Array, extra: Int64Array) -> CapacityDeferred | None:
-        """As `over_quota`, for rows of several tenants."""
-        for tenant in self.quotas:
-            refusal = self.over_quota(tenant, int(extra[tenants == tenant].sum()))
-            if refusal is not None and refusal.needed > 0:
+    def batch_over_quota(
+        self, tenants: Int64Array, before: Int64Array, after: Int64Array
+    ) -> CapacityDeferred | UnserviceableRequest | None:
+        """Whether rows whose charges grow from `before` to `after` pass a quota, now or each by itself."""
+        for tenant, quota in self.quotas.items():
+            mine = (tenants == tenant) & (after > before)
+            if not mine.any():
+                continue
+            most = int(after[mine].max())
+            if most > quota:
+                return UnserviceableRequest(most, quota, "quota")
+            refusal = self.over_quota(tenant, int((after - before)[mine].sum()))
+            if refusal is not None:
                 return refusal
         return None
 

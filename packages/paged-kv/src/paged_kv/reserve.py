@@ -63,10 +63,11 @@ def reserve(
         return refusal
     charged = None
     if ledger.used or ledger.quotas:
-        charged = np.maximum(table.promised[slots], new_blocks) - charges(table, slots)
-        over = ledger.batch_over_quota(table.tenant[slots], charged)
+        before, after = charges(table, slots), np.maximum(table.promised[slots], new_blocks)
+        over = ledger.batch_over_quota(table.tenant[slots], before, after)
         if over is not None:
             return over
+        charged = after - before
     grown_rows = slots[grown]
     choice = pool.choose(needed) if needed else NO_PAGES
     step = StepTransaction(

@@ -145,8 +145,8 @@ def _swap_in(state: KVState, slots: Int64Array) -> SwapPlan | CapacityDeferred |
     if refusal is not None:
         return refusal
     if state.ledger.quotas:
-        extra = np.maximum(table.promised[slots], blocks) - charges(table, slots)
-        over = state.ledger.batch_over_quota(table.tenant[slots], extra)
+        after = np.maximum(table.promised[slots], blocks)
+        over = state.ledger.batch_over_quota(table.tenant[slots], charges(table, slots), after)
         if over is not None:
             return over
     choice = pool.choose(needed)
