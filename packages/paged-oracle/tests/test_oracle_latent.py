@@ -175,3 +175,47 @@ def test_gqa_embedded_in_latent_rows(latent: GqaLatent, dtype: type) -> None:
 def test_gqa_latent_refuses_impossible_sizes(sizes: tuple[int, int, int, int]) -> None:
     with pytest.raises(ValueError, match="must be"):
         GqaLatent(*sizes)
+
+
+def test_no_tokens_give_no_rows() -> None:
+    latent = GqaLatent(num_heads=4, kv_num_heads=2, head_size=8)
+    none = np.zeros((0, 16), np.float16)
+    assert latent.rows(none, none).shape == (0, 32)
+    assert latent.queries(np.zeros((0, 32))).shape == (0, 4 * 32)
+    assert latent.outputs(np.zeros((0, 4 * 16))).shape == (0, 32)
+    weights = absorb(np.zeros((2, 4, 5)), np.zeros((2, 3, 5)))
+    assert weights.queries(np.zeros((0, 2, 4)), np.zeros((0, 2, 6))).shape == (0, 2 * 11)
+    assert weights.outputs(np.zeros((0, 2 * 5))).shape == (0, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("method", "shapes"),
+    [
+        ("rows", [(3, 1), (3, 16)]),
+        ("rows", [(3, 16), (1, 16)]),
+        ("rows", [(3, 2, 8), (3, 2, 8)]),
+        ("queries", [(3, 64)]),
+        ("queries", [(96,)]),
+        ("outputs", [(3, 32)]),
+        ("tables", [(3, 5), (3, 5)]),
+        ("tables", [(3, 4), (2, 4)]),
+    ],
+)
+def test_gqa_latent_refuses_shapes_that_would_broadcast(method: str, shapes: list[tuple[int, ...]]) -> None:
+    latent = GqaLatent(num_heads=4, kv_num_heads=2, head_size=8)
+    with pytest.raises(ValueError, match="must be"):
+        getattr(latent, method)(*(np.zeros(shape) for shape in shapes))
+
+
+def test_shapes_of_an_absorbed_layer() -> None:
+    weights = absorb(np.zeros((2, 4, 5)), np.zeros((2, 3, 5)))
+    with pytest.raises(ValueError, match="reshape"):
+        weights.outputs(np.zeros((3, 20)))
+    nope, rope, latent, key_rope = (
+        np.zeros((3, 2, 4)),
+        np.zeros((3, 2, 6)),
+        np.zeros((2, 5)),
+        np.zeros((2, 6)),
+    )
+    with pytest.raises(ValueError, match="more than the context"):
+        decomposed_attention(nope, rope, latent, key_rope, weights.w_uk, weights.w_uv, scale=1.0)

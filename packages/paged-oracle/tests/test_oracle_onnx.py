@@ -179,7 +179,7 @@ def test_nodes_in_a_row_may_leave_types_undeclared() -> None:
         "row",
         model.graph.input,
         results,
-        [numpy_helper.from_array(weight, "weight")],
+        [constant],
     )
     session = evaluator(helper.make_model(graph, opset_imports=list(model.opset_import), ir_version=10))
     feed = case.fresh()

@@ -89,7 +89,12 @@ class GqaLatent:
 
         Returns:
             (tokens, head_size_latent) in the type of `key`.
+
+        Raises:
+            ValueError: another shape; so for the other methods.
         """
+        _require("key", key, (None, self.v_head_size))
+        _require("value", value, key.shape)
         rows = np.empty((key.shape[0], self.head_size_latent), key.dtype)
         rows[:, : self.v_head_size] = value
         rows[:, self._places.reshape(-1)] = key
@@ -104,10 +109,12 @@ class GqaLatent:
         Returns:
             (tokens, num_heads * head_size_latent) in the type of `query`, zero outside each head's key slice.
         """
-        heads = query.reshape(-1, self.num_heads, self.head_size)
-        latent = np.zeros((heads.shape[0], self.num_heads, self.head_size_latent), query.dtype)
+        _require("query", query, (None, self.num_heads * self.head_size))
+        tokens = query.shape[0]
+        latent = np.zeros((tokens, self.num_heads, self.head_size_latent), query.dtype)
+        heads = query.reshape(tokens, self.num_heads, self.head_size)
         latent[:, np.arange(self.num_heads)[:, None], self._places[self._kv_heads]] = heads
-        return latent.reshape(heads.shape[0], -1)
+        return latent.reshape(tokens, self.num_heads * self.head_size_latent)
 
     def tables(self, cos: Array, sin: Array) -> tuple[Array, Array]:
         """Return the rotary tables of a row: the model's own, once for each KV head.
@@ -119,6 +126,8 @@ class GqaLatent:
         Returns:
             Two arrays (positions, latent_rotary_dim / 2).
         """
+        _require("cos", cos, (None, self.rotary_dim // 2))
+        _require("sin", sin, cos.shape)
         return np.tile(cos, (1, self.kv_num_heads)), np.tile(sin, (1, self.kv_num_heads))
 
     def outputs(self, output: Array) -> Array:
@@ -130,6 +139,7 @@ class GqaLatent:
         Returns:
             (tokens, num_heads * head_size).
         """
+        _require("output", output, (None, self.num_heads * self.v_head_size))
         tokens = output.shape[0]
         slices = output.reshape(tokens, self.num_heads, self.kv_num_heads, self.head_size)
         own = slices[:, np.arange(self.num_heads), self._kv_heads]
@@ -148,3 +158,10 @@ class GqaLatent:
         second = first + self.kv_num_heads * half
         rest = self.latent_rotary_dim + head * plain + np.arange(plain)
         return self.rotary_offset + np.concatenate([first, second, rest], axis=1)
+
+
+def _require(name: str, array: Array, shape: tuple[int | None, ...]) -> None:
+    fits = array.ndim == len(shape) and all(n in (None, m) for n, m in zip(shape, array.shape, strict=True))
+    if not fits:
+        wanted = ", ".join("tokens" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name} {array.shape} must be ({wanted})")

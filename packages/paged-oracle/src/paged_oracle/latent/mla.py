@@ -46,7 +46,8 @@ class AbsorbedWeights:
             (tokens, num_heads * (rank + rope_size)) float64.
         """
         latent = np.einsum("thn,hnr->thr", upcast(nope), self.w_uk, optimize=True)
-        return np.concatenate([latent, upcast(rope)], axis=-1).reshape(len(nope), -1)
+        rows = np.concatenate([latent, upcast(rope)], axis=-1)
+        return rows.reshape(rows.shape[0], rows.shape[1] * rows.shape[2])
 
     def outputs(self, output: Array) -> Float64:
         """Return the model's attention output (tokens, num_heads, value_size) float64.
@@ -55,7 +56,7 @@ class AbsorbedWeights:
             output: (tokens, num_heads * rank), the operator's output.
         """
         heads, _, rank = self.w_uv.shape
-        latent = upcast(output).reshape(-1, heads, rank)
+        latent = upcast(output).reshape(output.shape[0], heads, rank)
         model: Float64 = np.einsum("thr,hvr->thv", latent, self.w_uv, optimize=True)
         return model
 
@@ -95,7 +96,12 @@ def decomposed_attention(
 
     Returns:
         (tokens, num_heads, value_size) float64.
+
+    Raises:
+        ValueError: more tokens than the context holds.
     """
+    if nope.shape[0] > latent.shape[0]:
+        raise ValueError(f"{nope.shape[0]} tokens are more than the context of {latent.shape[0]}")
     keys = np.einsum("hnr,cr->hcn", upcast(w_uk), upcast(latent), optimize=True)
     values = np.einsum("hvr,cr->hcv", upcast(w_uv), upcast(latent), optimize=True)
     logits = np.einsum("thn,hcn->htc", upcast(nope), keys, optimize=True)
