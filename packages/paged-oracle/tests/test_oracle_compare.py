@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_oracle import Coordinate, compare, paged_attention, tolerance
+from paged_oracle import Coordinate, UnusableArrayError, compare, paged_attention, tolerance
 from paged_oracle.dtypes import BFLOAT16, round_to
+from paged_oracle.resolve import resolve
+from paged_oracle.sequences import Sequences
 from paged_oracle.testing import make_case
 
 
@@ -68,6 +70,27 @@ def test_a_row_of_no_sequence_is_named_as_such() -> None:
     assert result.first == Coordinate(-1, 2, 0, 0)
 
 
+@pytest.mark.parametrize("bounds", [[0, 2, 1], [-5, 2, 99], [3, 1, 4], [0, 0, 4], [1, 2, 4]])
+def test_a_sequence_is_named_as_the_oracle_reads_the_lengths(bounds: list[int]) -> None:
+    case = make_case(new=[2, 2], past=[3, 3], num_heads=2, head_size=16)
+    cumulative = np.array(bounds, np.int32)
+    call = resolve(
+        case.attributes, case.inputs | {"cumulative_sequence_length": cumulative}, "1.31", frozenset()
+    )
+    sequences = Sequences.build(call)
+    for row, sequence in enumerate(sequences.sequence):
+        actual = np.zeros((4, 1))
+        actual[row] = 1
+        token = row if sequence < 0 else row - sequences.starts[sequence]
+        first = compare(actual, np.zeros((4, 1)), cumulative=cumulative).first
+        assert first == Coordinate(sequence, token, 0, 0)
+
+
+def test_the_largest_numbers_compare() -> None:
+    result = compare(np.array([[1e308, 1e308]]), np.array([[-1e308, 1e308]]))
+    assert (result.differing, result.max_abs) == (1, np.inf)
+
+
 def test_a_tolerance_moves_the_first_place() -> None:
     result = compare(np.array([[1.0, 2.0, 3.0]]), np.array([[1.1, 2.0, 4.0]]), tolerance=0.5)
     assert (result.differing, result.outside, result.first) == (2, 1, Coordinate(0, 0, 0, 2))
@@ -84,7 +107,8 @@ def test_units_count_representable_values(dtype: type) -> None:
 
 
 @pytest.mark.parametrize(
-    ("left", "right", "heads"), [((2, 4), (2, 5), 1), ((4,), (4,), 1), ((2, 5), (2, 5), 2)]
+    ("left", "right", "heads"),
+    [((2, 4), (2, 5), 1), ((4,), (4,), 1), ((2, 5), (2, 5), 2), ((2, 4), (2, 4), 0), ((2, 4), (2, 4), -2)],
 )
 def test_shapes_must_match(left: tuple[int, ...], right: tuple[int, ...], heads: int) -> None:
     with pytest.raises(ValueError, match="cannot compare"):
@@ -114,6 +138,20 @@ def test_magnitude_is_the_output_of_positive_values_and_leaves_the_cache() -> No
         positive[name] = np.abs(positive[name])
     expected = paged_attention(case.attributes, positive, rounding="ort").output.astype(np.float64)
     np.testing.assert_allclose(found, expected, rtol=2.0**-7)
+
+
+def test_magnitude_of_an_idle_token_is_zero() -> None:
+    case = make_case(new=[3], past=[4], num_heads=2, head_size=32, rotary_dim=16)
+    inputs = case.fresh()
+    for name in ("cos_cache", "sin_cache"):
+        inputs[name] = inputs[name][:6]
+    assert tolerance.magnitude(case.attributes, inputs).any(axis=1).tolist() == [True, True, False]
+
+
+def test_magnitude_refuses_what_the_operator_refuses() -> None:
+    case = make_case(new=[3], past=[4], num_heads=2, head_size=32)
+    with pytest.raises(UnusableArrayError, match="key_cache"):
+        tolerance.magnitude(case.attributes, case.inputs | {"key_cache": (1, 2)})  # type: ignore[dict-item]
 
 
 def test_named_numbers() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paged_oracle.dtypes import BFLOAT16, Array, Float64, Int64, upcast
+from paged_oracle.sequences import token_bounds
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,8 @@ class Coordinate:
     """Where in an attention output.
 
     Attributes:
-        sequence: index in the batch; 0 when the batch was not given, -1 for a row of no sequence.
+        sequence: index in the batch, as `sequences` reads it; 0 when the batch was not given, -1 for a row of
+            no sequence.
         token: index among the sequence's new tokens; the row when the batch was not given.
         head: query head.
         channel: channel of the head.
@@ -92,7 +94,7 @@ def compare(
         >>> result.differing, result.max_abs, result.first
         (1, 0.5, Coordinate(sequence=0, token=0, head=1, channel=0))
     """
-    if actual.shape != expected.shape or actual.ndim != 2 or actual.shape[1] % num_heads:
+    if num_heads < 1 or actual.shape != expected.shape or actual.ndim != 2 or actual.shape[1] % num_heads:
         raise ValueError(
             f"cannot compare {actual.shape} with {expected.shape}: both must be (tokens, {num_heads} * n)"
         )
@@ -103,6 +105,8 @@ def compare(
         error[np.isnan(error)] = np.inf
         relative = np.where(same, 0.0, error / np.abs(want))
         relative[np.isnan(relative)] = np.inf
+        rel_norm = _ratio(float(np.linalg.norm(error)), float(np.linalg.norm(want[np.isfinite(want)])))
+        cosine = _cosine(got, want)
     beyond = ~same if tolerance is None else ~same & ~(error <= tolerance)
     return Comparison(
         size=got.size,
@@ -110,8 +114,8 @@ def compare(
         max_units=_max_units(actual, expected, same),
         max_abs=float(error.max(initial=0.0)),
         max_rel=float(relative.max(initial=0.0)),
-        rel_norm=_ratio(float(np.linalg.norm(error)), float(np.linalg.norm(want[np.isfinite(want)]))),
-        cosine=_cosine(got, want),
+        rel_norm=rel_norm,
+        cosine=cosine,
         outside=int(beyond.sum()),
         first=_first(beyond, num_heads, cumulative),
     )
@@ -151,7 +155,7 @@ def _first(beyond: Array, num_heads: int, cumulative: Array | None) -> Coordinat
     head, channel = divmod(column, beyond.shape[1] // num_heads)
     if cumulative is None:
         return Coordinate(0, row, head, channel)
-    bounds = cumulative.astype(np.int64)
+    bounds = token_bounds(cumulative, beyond.shape[0])
     sequence = int(np.searchsorted(bounds, row, side="right")) - 1
     if not 0 <= sequence < len(bounds) - 1:
         return Coordinate(-1, row, head, channel)

@@ -52,9 +52,7 @@ class Sequences:
     def build(cls, bound: BoundCall) -> Sequences:
         """Read the index tensors of a call and make every index safe."""
         arrays, tokens = bound.arrays, bound.tokens
-        bounds = np.maximum.accumulate(
-            np.clip(arrays["cumulative_sequence_length"].astype(np.int64), 0, tokens)
-        )
+        bounds = token_bounds(arrays["cumulative_sequence_length"], tokens)
         past = arrays["past_seqlens"].astype(np.int64)
         lengths = np.where(past < 0, 0, np.diff(bounds))
         table = arrays["block_table"].astype(np.int64)
@@ -92,3 +90,8 @@ class Sequences:
             slots = slot_mapping.astype(np.int64)
             slots = np.where((slots >= 0) & (slots < self.num_blocks * self.block_size), slots, -1)
         return np.where(self.idle, -1, slots)
+
+
+def token_bounds(cumulative: Array, tokens: int) -> Int64:
+    """Return (batch + 1,) the cumulative lengths, clamped to [0, tokens] and made non-decreasing."""
+    return np.maximum.accumulate(np.clip(cumulative.astype(np.int64), 0, tokens))

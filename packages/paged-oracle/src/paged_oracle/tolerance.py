@@ -46,7 +46,8 @@ def magnitude(
     Raises:
         What `paged_attention` raises.
     """
-    copies = {name: array.copy() for name, array in inputs.items() if array is not None and name in _CACHES}
+    caches = {name: inputs[name] for name in _CACHES if name in inputs}
+    copies = {name: array.copy() for name, array in caches.items() if isinstance(array, np.ndarray)}
     bound = resolve(attributes, {**inputs, **copies}, ort, extensions)
     result = np.zeros((bound.tokens, bound.call.num_heads, bound.v_head_size))
     with np.errstate(all="ignore"):
@@ -54,6 +55,7 @@ def magnitude(
         query = forward.append("ort", ExitStack())
         for tile in tiles(bound.call, forward.sequences):
             result[tile.tokens], _ = forward.attend(tile, query[tile.tokens])
+    result[forward.sequences.idle] = 0
     return result.reshape(bound.tokens, bound.call.num_heads * bound.v_head_size)
 
 
