@@ -388,6 +388,10 @@ ROWS: list[tuple[str, Base, Change, Change]] = [
     ("R14f", SEPARATE, {"sin_cache": "bf16[?, 24]"}, {"sin_cache": "bf16[?, 32]"}),
     ("X05", SEPARATE, heads(0),
      heads(0) | {"query": "bf16[0, 0]", "key": "bf16[0, 0]", "value": "bf16[0, 0]", "key_cache": "bf16[5, 16, 2, d]"}),
+    ("R14d", SEPARATE, heads(128, cos_cache="bf16[9, 72]", sin_cache="bf16[9, 72]"),
+     heads(128, cos_cache="bf16[9, 64]", sin_cache="bf16[9, 64]")),
+    ("R17", SEPARATE, {"k_cache_dtype": "float16"},
+     {"k_cache_dtype": "float16", "key_cache": "?[5, 16, 2, 64]", "value_cache": "?[5, 16, 2, 64]"}),
 ]  # fmt: skip
 
 
@@ -538,6 +542,7 @@ def test_webgpu_reads_the_presence_of_scale_and_lists_what_it_lacks() -> None:
             "X06",
         ),
         (SEPARATE, OPEN_QUERY | {"num_heads": 2**31, "key": "bf16"}, "X07"),
+        (SEPARATE, PACKED | {"num_heads": 2**32, "query": "bf16"}, "X07"),
         (LATENT, OPEN_QUERY | {"kv_num_heads": 2, "key": "bf16[3, 193]"}, "R07b"),
         (SEPARATE, {"key": None, "query": "bf16[3, 768]", "value": "bf16[3, 128, 1]"}, "R05c"),
         (
@@ -594,3 +599,16 @@ def test_limits_that_multiples_of_8_cannot_tell_apart() -> None:
     from paged_schema.rules import caches, select
 
     assert caches.MAX_INT4_HEAD == select.MAX_PROLOGUE_HEAD == 1024
+
+
+def test_versions_of_the_rules_that_not_all_have() -> None:
+    found = {rule.id: rule.versions for rule in all_rules() if rule.versions != "1.29 to 1.32"}
+    late = dict.fromkeys(("R04g", "R05d", "R14f"), "1.31 to 1.32")
+    assert found == late | dict.fromkeys(("I01", "I02", "I03"), "1.30 to 1.32") | {"P06": "1.30"}
+
+
+@pytest.mark.parametrize(("scale", "got"), [(None, "nothing"), (0.0, 0.0)])
+def test_a_scale_that_is_missing_is_told_from_one_that_is_0(scale: float | None, got: object) -> None:
+    with pytest.raises(InvalidArgument, match="R06c") as caught:
+        decide(LATENT, {"scale": scale})
+    assert caught.value.got == got

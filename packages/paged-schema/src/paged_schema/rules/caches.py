@@ -19,8 +19,8 @@ def _(f: Facts) -> Fault | None:
 
 @rule("R08b", "run", "the block size is a power of two of at least 16", "INVALID_ARGUMENT", providers=KERNELS)
 def _(f: Facts) -> Fault | None:
-    size = None if known(f.bs) is None else int32(known(f.bs) or 0)
-    if size is None or (size >= MIN_BLOCK and size & (size - 1) == 0):
+    size = known(f.bs)
+    if size is None or (int32(size) >= MIN_BLOCK and int32(size).bit_count() == 1):
         return None
     return Fault("key_cache", f"block size {size}", "a power of two of at least 16")
 

@@ -24,9 +24,7 @@ def _(f: Facts) -> Fault | None:
     cos, sin = _shape(f.cos_cache), _shape(f.sin_cache)
     if cos is None or sin is None:
         return None
-    same = len(cos) == len(sin) and all(
-        known(a) is None or known(b) is None or a == b for a, b in zip(cos, sin, strict=True)
-    )
+    same = len(cos) == len(sin) and all(map(_agree, cos, sin))
     return None if same else Fault("sin_cache", str(f.sin_cache), f"the shape of cos_cache, {f.cos_cache}")
 
 
@@ -87,3 +85,7 @@ def _(f: Facts) -> Fault | None:
 
 def _shape(spec: TensorSpec | None) -> tuple[Dim, ...] | None:
     return None if spec is None else spec.shape
+
+
+def _agree(a: Dim, b: Dim) -> bool:
+    return known(a) is None or known(b) is None or a == b
