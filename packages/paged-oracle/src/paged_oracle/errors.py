@@ -14,7 +14,7 @@ class UndefinedInputError(OracleError, ValueError):
     """A value that ONNX Runtime does not check and that leaves its result undefined (``strict=True`` only).
 
     Attributes:
-        rule: short name of the rule, such as ``"slot-unique"``.
+        rule: id of the rule, such as ``"S09"``; see `strict`.
         subject: the input that breaks it.
         got: what was found, with its position.
         expected: what the rule asks for.
