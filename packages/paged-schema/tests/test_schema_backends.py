@@ -115,6 +115,8 @@ def chosen(**changes: object) -> str:
         ({"cache_dtype": "float8e4m3fn", **ONE, "sm": 86}, "paged decode"),
         ({**INT8, **ONE, "causal": False}, "XQA"),
         ({**INT8, **ONE, "causal": False, "minor": 30}, GATHERED),
+        ({**INT8, **ONE, "block_size": 64, "minor": 30}, "paged decode"),
+        ({**INT8, **ONE, "block_size": 64, "causal": False}, "paged decode"),
         ({"block_size": 16, **ONE, "causal": False, "minor": 30}, "none"),
         ({"block_size": 16, **ONE, "causal": False}, "paged decode"),
         ({**INT8, "tokens": None}, "paged decode"),
@@ -225,5 +227,13 @@ def test_a_call_describes_its_problem() -> None:
         PagedAttentionInputs(**(inputs | {"query": "bf16[t, 768]", "key": "bf16[t, 192]"})),
     )
     problem = backends.problem_of(call, tokens=7)
+    assert problem.sm == 80
+    assert backends.explain_call(call) == explain(backends.problem_of(call, sm=80))
+    half = replace(
+        call, layout="SEPARATE", cache_dtype="int8", head_size=128, block_size=128, group_size=8, batch=2
+    )
+    default = backends.explain_call(replace(half, softcap=0.0, tokens=2, has_metadata=False))
+    assert [verdict.backend for verdict in default if verdict.serves] == ["XQA"]
+    assert "sm_80" in str(backends.explain_call(replace(half, cache_dtype="float8e4m3fn")))
     assert (problem.latent, problem.tokens, problem.windowed, problem.softcapped) == (True, 7, True, True)
     assert not problem.per_channel

@@ -137,13 +137,15 @@ def replace(node: ast.AST, change: dict[str, object]) -> None:
 
 
 def skipped(tree: ast.Module) -> set[int]:
-    """Return the ids of nodes that decide nothing: annotations and the text of messages."""
+    """Return the ids of nodes that decide nothing: annotations, class decorators and the text of messages."""
     roots: list[ast.AST] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             roots.append(node)
         elif isinstance(node, ast.AnnAssign | ast.arg) and node.annotation is not None:
             roots.append(node.annotation)
+        elif isinstance(node, ast.ClassDef):
+            roots += node.decorator_list
         elif isinstance(node, ast.FunctionDef) and node.returns is not None:
             roots.append(node.returns)
     return {id(inner) for root in roots for inner in ast.walk(root)}
