@@ -1,14 +1,17 @@
 import ctypes
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import get_args
 
 import pytest
-from paged_cuda import CompileError
-from paged_cuda._nvrtc import compile_to_cubin
+from paged_cuda import CompileError, _nvrtc
+from paged_cuda._nvrtc import compile_to_cubin, nvrtc_version
 from paged_cuda.compiler import architecture_of, compile_kernel, compile_kernels
 from paged_cuda.params import FIELDS, AttentionParams
 from paged_cuda.resources import Resources, enforce, parse_log
-from paged_cuda.signature import KernelSignature
+from paged_cuda.signature import ElementType, KernelSignature
 from paged_cuda.sources import ROOT, kernel_source, sources_digest
 from paged_cuda.variants import ARCHITECTURES, VARIANTS, Variant, variant_of, variants_for
 
@@ -109,6 +112,49 @@ def test_virtual_and_unknown_architectures_are_refused() -> None:
     for architecture in ("compute_80", "sm_1"):
         with pytest.raises(CompileError):
             compile_kernel(signature, architecture)
+
+
+class LazyLibrary:
+    """A binding that fills its table of functions at the first call, as cuda-bindings 13.0 does."""
+
+    def __init__(self) -> None:
+        self.loading = self.loaded = False
+
+    def nvrtcVersion(self) -> tuple[int, int, int]:  # noqa: N802 - the binding's name
+        if not self.loaded:
+            if self.loading:
+                raise RuntimeError('Function "nvrtcVersion" not found')
+            self.loading = True
+            time.sleep(0.05)
+            self.loaded = True
+        return 0, 13, 0
+
+
+def test_threads_do_not_race_for_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    bindings = pytest.importorskip("cuda.bindings")
+    _nvrtc._load.cache_clear()
+    monkeypatch.setattr(bindings, "nvrtc", LazyLibrary())
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert set(pool.map(lambda _: nvrtc_version(), range(8))) == {(13, 0)}
+    finally:
+        _nvrtc._load.cache_clear()
+
+
+def test_a_missing_library_is_told_once_and_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Missing(LazyLibrary):
+        def nvrtcVersion(self) -> tuple[int, int, int]:  # noqa: N802 - the binding's name
+            if self.loading:
+                raise RuntimeError('Function "nvrtcVersion" not found')
+            self.loading = True
+            raise RuntimeError("no libnvrtc.so.13:\n  looked in a folder")
+
+    _nvrtc._load.cache_clear()
+    monkeypatch.setattr(pytest.importorskip("cuda.bindings"), "nvrtc", Missing())
+    jobs = [(KernelSignature("append", dtype), "sm_80") for dtype in get_args(ElementType)]
+    with pytest.raises(CompileError, match="no libnvrtc") as caught:
+        compile_kernels(jobs)
+    assert "\n" not in str(caught.value)
 
 
 def test_compilation_is_deterministic() -> None:

@@ -5,10 +5,16 @@ Needs no GPU and no driver. Only real architectures are accepted, as a virtual o
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 from paged_cuda.errors import CompileError
+
+# cuda-bindings 13.0 fills its table of functions at the first call and lets a second thread look into it
+# before it is full.
+_first_call = threading.Lock()
 
 
 class Compiled(NamedTuple):
@@ -19,18 +25,28 @@ class Compiled(NamedTuple):
 
 
 def nvrtc_version() -> tuple[int, int]:
-    """Return NVRTC's (major, minor).
+    """Return NVRTC's (major, minor). The first call loads the library and must come before all others.
 
     Raises:
         CompileError: The NVRTC library cannot be loaded.
     """
+    with _first_call:
+        return _load()
+
+
+@cache
+def _load() -> tuple[int, int]:
     from cuda.bindings import nvrtc
 
     try:
         _, major, minor = nvrtc.nvrtcVersion()
     except RuntimeError as error:
-        raise CompileError("nvrtc", "NVRTC", str(error), "pip install nvidia-cuda-nvrtc") from error
+        raise CompileError("nvrtc", "NVRTC", _one_line(error), "pip install nvidia-cuda-nvrtc") from error
     return int(major), int(minor)
+
+
+def _one_line(error: RuntimeError) -> str:
+    return " ".join(str(error).split())
 
 
 def compile_to_cubin(source: str, name: str, options: Sequence[str]) -> Compiled:

@@ -93,6 +93,8 @@ def compile_kernels(
         CompileError: The first job, in order, that fails.
     """
     work = list(jobs)
+    if work:
+        nvrtc_version()  # where the library is missing, only the first call says so
     if len(work) <= 1:
         return [compile_kernel(signature, architecture, cache) for signature, architecture in work]
     with ThreadPoolExecutor(max_workers=min(len(work), os.cpu_count() or 1)) as pool:
