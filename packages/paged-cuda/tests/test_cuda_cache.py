@@ -1,4 +1,5 @@
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -9,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paged_cuda import CacheWarning, CubinCache
+from paged_cuda import CacheWarning, CompileError, CubinCache
+from paged_cuda.cache_folder import default_folder
 from paged_cuda.compiler import compile_kernel
-from paged_cuda.cubin_cache import default_folder
 from paged_cuda.resources import Resources
 from paged_cuda.signature import KernelSignature
 
@@ -37,7 +38,8 @@ def test_entries_tell_architectures_and_signatures_apart(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "damage", ["cut", "flip", "empty", "no record", "bad record", "foreign record", "no cubin"]
+    "damage",
+    ["cut", "flip", "empty", "no record", "bad record", "foreign record", "deep record", "words", "no cubin"],
 )
 def test_a_damaged_entry_is_rebuilt(damage: str, tmp_path: Path) -> None:
     cache = CubinCache(tmp_path)
@@ -56,6 +58,12 @@ def test_a_damaged_entry_is_rebuilt(damage: str, tmp_path: Path) -> None:
         record.write_bytes(b'{"sha256": "')
     elif damage == "foreign record":
         record.write_bytes(b'["a list"]')
+    elif damage == "deep record":
+        record.write_bytes(b"[" * 100_000)
+    elif damage == "words":
+        kept = json.loads(record.read_bytes())
+        kept["resources"]["registers"] = "many"
+        record.write_text(json.dumps(kept))
     else:
         cubin.unlink()
     again = compile_kernel(SIGNATURE, "sm_80", cache)
@@ -89,6 +97,26 @@ def test_a_folder_that_cannot_be_made_costs_one_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.warns(CacheWarning):
         assert compile_kernel(SIGNATURE, "sm_80", CubinCache(tmp_path / "file" / "cache")).cubin
+
+
+def test_a_required_folder_that_cannot_be_written_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_writes(monkeypatch, errno.ENOSPC)
+    with pytest.raises(CompileError, match="free space"):
+        CubinCache(tmp_path, required=True).store("entry", b"code", RESOURCES)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_user_without_a_home_gets_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("PAGED_CUDA_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.warns(CacheWarning, match="PAGED_CUDA_CACHE_DIR"):
+        assert not CubinCache().store("entry", b"code", RESOURCES)
 
 
 def test_a_failed_store_leaves_the_old_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

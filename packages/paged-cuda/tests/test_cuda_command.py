@@ -4,6 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,12 @@ def test_doctor_survives_probes_that_fail(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_doctor_needs_the_standard_library_only() -> None:
-    tree = ast.parse((PACKAGE / "doctor.py").read_text(encoding="utf-8"))
+    text = "".join((PACKAGE / name).read_text(encoding="utf-8") for name in ("doctor.py", "cache_folder.py"))
+    tree = ast.parse(text.replace("from __future__ import annotations", ""))
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     modules |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
-    assert {(name or "").split(".")[0] for name in modules} <= set(sys.stdlib_module_names)
+    foreign = {name or "" for name in modules if (name or "").split(".")[0] not in sys.stdlib_module_names}
+    assert foreign == {"paged_cuda.cache_folder"}
 
 
 def test_compile_fills_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,13 +88,52 @@ def test_bad_commands_end_with_status_2_and_no_traceback(
     arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2
+    try:
+        status: object = main(arguments)
+    except SystemExit as caught:
+        status = caught.code
+    assert status == 2
     shown = capsys.readouterr().err
     assert shown
     assert "Traceback" not in shown
     assert list(tmp_path.iterdir()) == []
+
+
+def test_compile_into_a_folder_that_cannot_be_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert main(["compile", "--arch", "sm_80", "--out", str(tmp_path / "file" / "kernels")]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    assert "writable" in shown.err
+
+
+def test_doctor_says_how_to_get_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "files", absent)
+    assert examine()["nvrtc"] == {"libraries": [], "advice": "pip install nvidia-cuda-nvrtc"}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such devices")
+@pytest.mark.parametrize("sink", ["full", "gone", "closed"])
+def test_output_that_goes_nowhere_is_no_traceback(sink: str) -> None:
+    target, closed = ("/dev/full", "") if sink == "full" else ("/dev/null", " >&-" * (sink == "closed"))
+    words = [sys.executable, "-m", "paged_cuda", "doctor"]
+    if sink == "gone":
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+        os.close(writer)
+    else:
+        shell = ["/bin/sh", "-c", f'"$@" >{target}{closed}', "sh", *words]
+        done = subprocess.run(shell, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == {"full": 2, "gone": 141, "closed": 0}[sink]
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == (sink == "full")
 
 
 def test_importing_loads_no_cuda() -> None:

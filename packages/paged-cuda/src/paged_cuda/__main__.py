@@ -1,11 +1,12 @@
 """`python -m paged_cuda`: look at the machine, or compile kernels without a GPU.
 
-Exit status 0 is success and 2 is a refusal, told in one line.
+Exit status 0 is success, 2 is a refusal, told in one line, 130 an interrupt and 141 a reader that went away.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,20 +25,16 @@ def _compile(arguments: argparse.Namespace) -> int:
     from paged_cuda.variants import ARCHITECTURES, variants_for
 
     if arguments.out is None and not arguments.check:
-        raise SystemExit(
-            _refuse("compile needs --out DIR to keep the kernels, or --check to throw them away")
-        )
+        return _refuse("compile needs --out DIR to keep the kernels, or --check to throw them away")
     chosen = ARCHITECTURES if arguments.all else tuple(arguments.arch or ())
     unknown = sorted(set(chosen) - set(ARCHITECTURES))
     if unknown or not chosen:
         given = ", ".join(unknown) or "no architecture"
-        raise SystemExit(
-            _refuse(f"got {given}; --arch takes {', '.join(ARCHITECTURES)}, --all takes them all")
-        )
+        return _refuse(f"got {given}; --arch takes {', '.join(ARCHITECTURES)}, --all takes them all")
     jobs = [
         (variant.signature, architecture) for architecture in chosen for variant in variants_for(architecture)
     ]
-    cache = None if arguments.out is None else CubinCache(arguments.out)
+    cache = None if arguments.out is None else CubinCache(arguments.out, required=True)
     kernels = compile_kernels(jobs, cache)
     for kernel in kernels:
         used = kernel.resources
@@ -75,9 +72,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from paged_cuda.errors import PagedCudaError
 
     try:
-        return int(chosen.command(chosen))
+        status = int(chosen.command(chosen))
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except PagedCudaError as error:
         return _refuse(str(error))
+    except KeyboardInterrupt:
+        print("paged_cuda: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        _throw_output_away()
+        return 141
+    except OSError as error:
+        _throw_output_away()
+        return _refuse(f"standard output: {error.strerror or error}")
+    return status
+
+
+def _throw_output_away() -> None:
+    # Python flushes standard output once more at exit, which must find a place to write to.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -16,17 +16,9 @@ import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paged_cuda.errors import CacheWarning
+from paged_cuda.cache_folder import default_folder
+from paged_cuda.errors import CacheWarning, CompileError
 from paged_cuda.resources import Resources
-
-
-def default_folder() -> Path:
-    """Return PAGED_CUDA_CACHE_DIR, or `paged-cuda` in the user's cache folder."""
-    chosen = os.environ.get("PAGED_CUDA_CACHE_DIR")
-    if chosen:
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-    return Path(base) / "paged-cuda"
 
 
 @dataclass(slots=True)
@@ -35,9 +27,11 @@ class CubinCache:
 
     Attributes:
         folder: Where entries lie; made when the first one is stored.
+        required: Whether a folder that cannot take an entry is an error and not a warning.
     """
 
     folder: Path = field(default_factory=default_folder)
+    required: bool = False
     _warned: bool = field(default=False, repr=False)
 
     def load(self, name: str) -> tuple[bytes, Resources] | None:
@@ -47,18 +41,25 @@ class CubinCache:
             cubin = self._path(name, "cubin").read_bytes()
             if hashlib.sha256(cubin).hexdigest() != record["sha256"]:
                 return None
-            return cubin, Resources(**record["resources"])
-        except (OSError, ValueError, KeyError, TypeError):
+            return cubin, Resources.from_dict(record["resources"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def store(self, name: str, cubin: bytes, resources: Resources) -> bool:
-        """Keep an entry; return False, with one warning a cache, where the folder cannot take it."""
+        """Keep an entry; return False, with one warning a cache, where the folder cannot take it.
+
+        Raises:
+            CompileError: The folder cannot take it, and this cache is `required`.
+        """
         record = {"sha256": hashlib.sha256(cubin).hexdigest(), "resources": resources.to_dict()}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._replace(self._path(name, "cubin"), cubin)
             self._replace(self._path(name, "json"), json.dumps(record, sort_keys=True).encode())
         except OSError as error:
+            if self.required:
+                wanted = "a writable folder with free space; name another one"
+                raise CompileError("cache", str(self.folder), error.strerror or error, wanted) from error
             self._warn(error)
             return False
         return True

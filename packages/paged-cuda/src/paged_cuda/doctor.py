@@ -1,6 +1,7 @@
-"""What this machine offers, told without importing anything that could fail.
+"""What this machine offers, told without importing any part of CUDA.
 
-Standard library only. Every probe is guarded: its failure is a line of the report.
+Standard library only, beside NumPy, which importing the package needs. Every probe is guarded: its failure is
+a line of the report.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import shutil
 import sys
 from collections.abc import Callable
 from importlib import metadata
-from pathlib import Path
+
+from paged_cuda.cache_folder import default_folder
 
 Report = dict[str, object]
 _PACKAGES = (
@@ -97,19 +99,17 @@ def _device(library: ctypes.CDLL, ordinal: int) -> Report:
 
 
 def _nvrtc() -> Report:
-    files = metadata.files("nvidia-cuda-nvrtc") or []
+    try:
+        files = metadata.files("nvidia-cuda-nvrtc") or []
+    except metadata.PackageNotFoundError:
+        files = []
     libraries = sorted(file.name for file in files if ".so" in file.name or file.name.endswith(".dll"))
-    return (
-        {"libraries": libraries}
-        if libraries
-        else {"libraries": [], "advice": "pip install nvidia-cuda-nvrtc"}
-    )
+    report: Report = {"libraries": libraries}
+    return report if libraries else report | {"advice": "pip install nvidia-cuda-nvrtc"}
 
 
 def _cache() -> Report:
-    chosen = os.environ.get("PAGED_CUDA_CACHE_DIR")
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-    folder = Path(chosen) if chosen else Path(base) / "paged-cuda"
+    folder = default_folder()
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     return {
         "folder": str(folder),

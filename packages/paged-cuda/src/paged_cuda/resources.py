@@ -39,6 +39,18 @@ class Resources:
     shared_bytes: int
     barriers: int
 
+    @classmethod
+    def from_dict(cls, record: dict[str, int]) -> Resources:
+        """Return what `to_dict` gave.
+
+        Raises:
+            TypeError: Another set of fields, or a field that is no integer.
+        """
+        resources = cls(**record)
+        if not all(type(value) is int for value in resources.to_dict().values()):
+            raise TypeError("resources are integers")
+        return resources
+
     def to_dict(self) -> dict[str, int]:
         """Return the fields by name, for JSON."""
         return asdict(self)
