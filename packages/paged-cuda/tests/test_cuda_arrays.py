@@ -166,3 +166,27 @@ def test_streams_are_read_from_whatever_names_one(device: Device) -> None:
     assert stream_handle(SimpleNamespace(ptr=8)) == 8
     with pytest.raises(ArgumentMismatch):
         stream_handle("default")
+
+
+@pytest.mark.parametrize("shape", [(-1, 2), (1.5,), 3, ("2",), None])
+def test_a_shape_that_is_none_allocates_nothing(shape: Any, driver: FakeDriver, device: Device) -> None:
+    for make in (
+        lambda: DeviceArray.empty(shape, "float16", device),
+        lambda: DeviceArray.from_pointer(4096, shape, "float16", device),
+    ):
+        with pytest.raises(ArgumentMismatch, match="shape"):
+            make()
+    assert driver.calls["allocate"] == 0
+
+
+def test_a_wrapped_address_has_a_known_type_and_a_stride_a_dimension(device: Device) -> None:
+    with pytest.raises(ArgumentMismatch, match="strides"):
+        DeviceArray.from_pointer(4096, (2, 3), "float16", device, strides=(1,))
+    with pytest.raises(ArgumentMismatch, match="dtype"):
+        DeviceArray.from_pointer(4096, (2, 3), "float8", device)
+
+
+@pytest.mark.parametrize("dtype", [">i4", ">f4", ">f2", "<i4"])
+def test_foreign_byte_order_is_turned(dtype: str, device: Device) -> None:
+    host = np.arange(5).astype(dtype)
+    np.testing.assert_array_equal(DeviceArray.from_numpy(host, 7, device).to_numpy(7), host)

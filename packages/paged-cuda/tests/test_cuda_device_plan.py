@@ -122,3 +122,11 @@ def test_a_bad_plan_changes_nothing(device: Device, host: HostPlan, rule: str) -
 def test_columns_follow_the_bounds(device: Device) -> None:
     assert DeviceIndexPlan(BOUNDS, 16, device=device).arrays.block_table.shape == (5, 8)
     assert DeviceIndexPlan(BOUNDS, 16, columns=3, device=device).arrays.block_table.shape == (5, 3)
+
+
+@pytest.mark.parametrize(
+    ("block_size", "columns"), [(0, None), (-16, None), (16.0, None), (True, None), (16, -1), (16, 2.0)]
+)
+def test_a_block_size_or_width_that_is_none_is_refused(block_size: Any, columns: Any, device: Device) -> None:
+    with pytest.raises(ArgumentMismatch):
+        DeviceIndexPlan(Bounds(4, 16, 64), block_size, columns=columns, device=device)

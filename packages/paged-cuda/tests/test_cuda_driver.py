@@ -6,8 +6,9 @@ from typing import Any
 import cuda.bindings.driver as real
 import pytest
 from cuda import pathfinder
-from paged_cuda import DriverError, NoDriver, _driver
+from paged_cuda import ArgumentMismatch, Device, DriverError, NoDriver, _driver
 from paged_cuda._driver import CudaDriver, _LaunchAttribute, _LaunchConfig
+from paged_cuda.testing import FakeDriver
 
 SUCCESS, FAILURE = real.CUresult.CUDA_SUCCESS, real.CUresult.CUDA_ERROR_INVALID_VALUE
 
@@ -229,3 +230,10 @@ def test_every_other_call_reaches_the_bindings(library: Library, monkeypatch: py
     } <= called
     (mode,) = [arguments[1] for name, arguments in bindings.calls if name == "cuStreamBeginCapture"]
     assert mode == real.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+
+
+@pytest.mark.parametrize("ordinal", ["cuda:0", 1.0, True, -1, 1])
+def test_a_device_is_named_by_its_ordinal(ordinal: Any, driver: FakeDriver) -> None:
+    with pytest.raises(ArgumentMismatch) as caught:
+        Device(driver, ordinal)
+    assert (caught.value.subject, caught.value.got) == ("device", ordinal)

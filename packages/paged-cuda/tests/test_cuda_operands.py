@@ -192,3 +192,22 @@ class _Fixed:
 
     def __init__(self, call: Any, **changed: Any) -> None:
         self.__dict__.update({name: getattr(call, name) for name in call.__slots__}, **changed)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["cumulative_sequence_length", "past_seqlens", "block_table", "cos_cache", "sin_cache", "output", "lse"],
+)
+def test_an_address_between_elements_is_refused(
+    name: str, device: Device, make_call: Make, make_operands: Make, attempt: Callable[..., ArgumentMismatch]
+) -> None:
+    """On the device it would be a fault that takes the context along."""
+    given = make_operands(make_call()).get(name) or array(device, 3, 4, dtype="float32")
+    odd = DeviceArray(given.pointer + 1, given.shape, given.strides, given.dtype, given.ordinal, given)
+    error = attempt(**{name: odd})
+    assert (error.rule, error.subject) == ("alignment", name)
+
+
+@pytest.mark.parametrize("metadata", [(), (1,), (1, 2, 3, 4), (-1, 2), (1.5, 2), "ab", 5])
+def test_metadata_is_two_or_three_integers(metadata: Any, attempt: Callable[..., ArgumentMismatch]) -> None:
+    assert attempt(attention_metadata=metadata).rule == "metadata"

@@ -88,7 +88,6 @@ def test_what_tensor_cores_refuse_goes_to_the_baseline(call: Call, options: Path
     [
         PathOptions(row_tile=17),
         PathOptions(split_rows=40),
-        PathOptions(weight_terms=3),
     ],
 )
 def test_options_that_do_not_exist(options: PathOptions) -> None:
@@ -157,3 +156,30 @@ def test_shapes_fit_what_they_are_given(head: int, shared: int, row_tile: int, d
     ):
         assert shape.row_tile == row_tile
         assert shape.shared_bytes(head, v_head) <= shared
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"split_rows": -32},
+        {"split_rows": 2**40},
+        {"split_rows": 32.0},
+        {"split_rows": "32"},
+        {"split_rows": None},
+        {"row_tile": 16.0},
+        {"row_tile": "16"},
+        {"row_tile": True},
+        {"weight_terms": 0},
+        {"weight_terms": 3},
+        {"weight_terms": "2"},
+        {"weight_terms": None},
+    ],
+)
+@pytest.mark.parametrize("kernel", ["auto", "baseline"])
+def test_numbers_of_the_wrong_kind_or_range_are_refused(
+    options: dict[str, Any], kernel: str, make_call: Make, make_operator: Make
+) -> None:
+    """A negative split would size the workspace below what the kernels write."""
+    with pytest.raises(ArgumentMismatch) as caught:
+        make_operator(make_call(), kernel=kernel, **options)
+    assert caught.value.subject == next(iter(options))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -37,6 +38,16 @@ class BufferLike(Protocol):
     def size(self) -> int:
         """Bytes."""
         ...
+
+
+def _extents(shape: Sequence[int]) -> Shape:
+    try:
+        extents = tuple(operator.index(extent) for extent in shape)
+    except TypeError:
+        extents = (-1,)
+    if any(extent < 0 for extent in extents):
+        raise ArgumentMismatch("shape", "shape", repr(shape), "a sequence of integers, none negative")
+    return extents
 
 
 def contiguous_strides(shape: Shape) -> Shape:
@@ -81,10 +92,11 @@ class DeviceArray:
         """Allocate without initialising.
 
         Raises:
+            ArgumentMismatch: The shape or the type is not one of an array.
             NoDriver: There is no usable GPU.
             DriverError: The GPU is out of memory.
         """
-        where, extents = resolve_device(device), tuple(int(extent) for extent in shape)
+        where, extents = resolve_device(device), _extents(shape)
         memory = DeviceMemory(where, math.prod(extents) * dtype_of(dtype).itemsize)
         return cls(memory.pointer, extents, contiguous_strides(extents), dtype, where.ordinal, memory)
 
@@ -105,7 +117,8 @@ class DeviceArray:
             device: The target GPU.
             dtype: ONNX type name where NumPy's own is not it.
         """
-        host = np.ascontiguousarray(array)
+        # The type's name does not tell its byte order.
+        host = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
         target = cls.empty(array.shape, dtype or host.dtype.name, device)
         if host.nbytes != math.prod(target.shape) * dtype_of(target.dtype).itemsize:
             raise ArgumentMismatch(
@@ -131,15 +144,18 @@ class DeviceArray:
         """Wrap an address, or a buffer that is then kept alive. Strides count elements.
 
         Raises:
-            ArgumentMismatch: A contiguous array of that shape does not fit the buffer.
+            ArgumentMismatch: An array of that shape does not fit the buffer, or shape, strides or type are
+                not those of an array.
         """
-        extents = tuple(int(extent) for extent in shape)
-        steps = contiguous_strides(extents) if strides is None else tuple(int(step) for step in strides)
+        extents, itemsize = _extents(shape), dtype_of(dtype).itemsize
+        steps = contiguous_strides(extents) if strides is None else tuple(map(operator.index, strides))
+        if len(steps) != len(extents):
+            raise ArgumentMismatch("strides", "strides", steps, f"one for each of {len(extents)} dimensions")
         ordinal = resolve_device(device).ordinal
         if isinstance(pointer, int):
             return cls(pointer, extents, steps, dtype, ordinal)
         last = sum((extent - 1) * step for extent, step in zip(extents, steps, strict=True))
-        needed = (last + 1) * dtype_of(dtype).itemsize if math.prod(extents) else 0
+        needed = (last + 1) * itemsize if math.prod(extents) else 0
         if needed > pointer.size:
             raise ArgumentMismatch(
                 "extent", "buffer", f"{pointer.size} bytes", f"at least {needed} for {extents}"

@@ -6,6 +6,7 @@ nothing on the device, waits for nothing and reads nothing back. One operator se
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -384,7 +385,12 @@ def _frozen_params(call: Call) -> AttentionParams:
 
 
 def _check_metadata(metadata: Sequence[int] | None) -> None:
-    if metadata is not None and (len(metadata) not in (2, 3) or any(bound < 0 for bound in metadata)):
-        raise ArgumentMismatch(
-            "metadata", "attention_metadata", list(metadata), "two or three bounds, none negative"
-        )
+    if metadata is None:
+        return
+    try:
+        bounds = tuple(operator.index(bound) for bound in metadata)
+    except TypeError:
+        bounds = ()
+    if len(bounds) not in (2, 3) or min(bounds) < 0:
+        wanted = "two or three host integers, none negative"
+        raise ArgumentMismatch("metadata", "attention_metadata", repr(metadata), wanted)

@@ -31,7 +31,7 @@ class Device:
 
     def __post_init__(self) -> None:
         count = self.driver.device_count()
-        if not 0 <= self.ordinal < count:
+        if type(self.ordinal) is not int or not 0 <= self.ordinal < count:
             raise ArgumentMismatch("device", "device", self.ordinal, f"an ordinal from 0 to {count - 1}")
         object.__setattr__(self, "properties", self.driver.properties(self.ordinal))
         object.__setattr__(self, "context", self.driver.retain_context(self.ordinal))

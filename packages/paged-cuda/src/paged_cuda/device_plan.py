@@ -65,11 +65,17 @@ class DeviceIndexPlan:
         block_size: Tokens a block.
         columns: Width of the block table.
         arrays: The device tensors.
+
+    Raises:
+        ArgumentMismatch: A block size or a width that is none.
     """
 
     def __init__(
         self, bounds: Bounds, block_size: int, *, columns: int | None = None, device: DeviceLike = None
     ) -> None:
+        for name, got, least in (("block_size", block_size, 1), ("columns", columns, 0)):
+            if got is not None and (type(got) is not int or got < least):
+                raise ArgumentMismatch(name, name, repr(got), f"an integer, at least {least}")
         self.bounds = bounds
         self.block_size = block_size
         self.columns = bounds.max_blocks(block_size) if columns is None else columns

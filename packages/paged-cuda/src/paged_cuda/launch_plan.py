@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from paged_cuda._driver import DeviceProperties, Dim
-from paged_cuda.bounds import Bounds
+from paged_cuda.bounds import INT32_MAX, Bounds
+from paged_cuda.errors import ArgumentMismatch
 from paged_cuda.signature import KernelSignature
 from paged_cuda.workspace import WorkspaceLayout
 
@@ -48,12 +49,34 @@ class PathOptions:
         split_rows: KV rows of a part, which makes results independent of the batch; 0: equal slices.
         weight_terms: 16-bit terms of a softmax weight, 1 or 2.
         debug: Whether the kernels count violations.
+
+    Raises:
+        ArgumentMismatch: A number of the wrong kind or range.
     """
 
     row_tile: int | None = None
     split_rows: int = 0
     weight_terms: int = 2
     debug: bool = False
+
+    def __post_init__(self) -> None:
+        rows = self.row_tile
+        for name, got, holds, wanted in (
+            ("row_tile", rows, rows is None or _is_integer(rows), "None or an integer"),
+            (
+                "split_rows",
+                self.split_rows,
+                _is_integer(self.split_rows) and 0 <= self.split_rows <= INT32_MAX,
+                f"an integer from 0 to {INT32_MAX}",
+            ),
+            ("weight_terms", self.weight_terms, self.weight_terms in (1, 2), "1 or 2"),
+        ):
+            if not holds:
+                raise ArgumentMismatch(name, name, repr(got), wanted)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)

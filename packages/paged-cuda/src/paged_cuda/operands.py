@@ -230,7 +230,17 @@ def check_addresses(operands: Operands, reach: Reach) -> None:
     if out is not None and (out.pointer != cache.pointer or out.geometry[:2] != cache.geometry[:2]):
         got, wanted = f"another buffer at {out.pointer:#x}", "the very buffer of key_cache, updated in place"
         raise ArgumentMismatch("alias", "key_cache_out", got, wanted)
-    if (query | key | cache.pointer) & 15 or operands.block_table.pointer & 3 or output & 1:
+    words = (
+        operands.cumulative_sequence_length.pointer
+        | operands.past_seqlens.pointer
+        | operands.block_table.pointer
+        | (operands.slot_mapping.pointer if operands.slot_mapping else 0)
+        | (operands.lse.pointer if operands.lse else 0)
+    )
+    halves = output
+    if operands.cos_cache and operands.sin_cache:
+        halves |= operands.cos_cache.pointer | operands.sin_cache.pointer
+    if (query | key | cache.pointer) & 15 or words & 3 or halves & 1:
         _refuse_alignment(operands)
     end = output + reach.output
     for name, first, nbytes in (
@@ -242,12 +252,27 @@ def check_addresses(operands: Operands, reach: Reach) -> None:
             raise ArgumentMismatch("overlap", "output", f"memory of {name}", "memory that no input uses")
 
 
+_ALIGNMENTS = {
+    "query": 16,
+    "key": 16,
+    "key_cache": 16,
+    "cumulative_sequence_length": 4,
+    "past_seqlens": 4,
+    "block_table": 4,
+    "slot_mapping": 4,
+    "cos_cache": 2,
+    "sin_cache": 2,
+    "output": 2,
+    "lse": 4,
+}
+
+
 def _refuse_alignment(operands: Operands) -> None:
-    for name, step in (("query", 16), ("key", 16), ("key_cache", 16), ("block_table", 4), ("output", 2)):
-        pointer = getattr(operands, name).pointer
-        if pointer % step:
+    for name, step in _ALIGNMENTS.items():
+        array: DeviceArray | None = getattr(operands, name)
+        if array is not None and array.pointer % step:
             raise ArgumentMismatch(
-                "alignment", name, f"{pointer:#x}", f"an address that is a multiple of {step}"
+                "alignment", name, f"{array.pointer:#x}", f"an address that is a multiple of {step}"
             )
 
 

@@ -39,8 +39,8 @@ class SplitSizes:
         max_items: Items of the largest step.
         chunk: KV tiles of a part under a fixed split, else 0.
         slots: Partials that the workspace holds, each `row_tiles` tall.
-        combine_entries: Ends of the list of cut items that the combine kernel may look at; at least as many as
-            its blocks reach over at once.
+        combine_entries: Ends of the list of cut items that the combine kernel may look at; at least as many
+            as its blocks reach over at once.
         column_parts: Blocks that share an output row in the combine kernel.
     """
 
@@ -190,8 +190,6 @@ class SplitPath:
     def _shape(
         self, call: Call, bounds: Bounds, properties: DeviceProperties, options: PathOptions
     ) -> SplitShape:
-        if options.weight_terms not in (1, 2):
-            raise ArgumentMismatch("weight_terms", "weight_terms", options.weight_terms, "1 or 2")
         if options.row_tile is not None and options.row_tile not in ROW_TILES:
             raise ArgumentMismatch("row_tile", "row_tile", options.row_tile, f"one of {ROW_TILES}")
         wanted = options.row_tile or _row_tile(call, bounds)
