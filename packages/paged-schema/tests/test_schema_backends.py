@@ -35,6 +35,7 @@ GATHERED = "Flash over a gathered copy"
 
 
 def chosen(**changes: object) -> str:
+    assert all(not verdict.reasons for verdict in explain(replace(BASE, **changes)) if verdict.serves)  # type: ignore[arg-type]
     served = [verdict.backend for verdict in explain(replace(BASE, **changes)) if verdict.serves]  # type: ignore[arg-type]
     assert len(served) <= 1
     return served[0] if served else "none"
@@ -237,3 +238,10 @@ def test_a_call_describes_its_problem() -> None:
     assert "sm_80" in str(backends.explain_call(replace(half, cache_dtype="float8e4m3fn")))
     assert (problem.latent, problem.tokens, problem.windowed, problem.softcapped) == (True, 7, True, True)
     assert not problem.per_channel
+    kinds = ("PER_CHANNEL", "PER_TENSOR", "NONE")
+    for k, v in [(k, v) for k in kinds for v in kinds]:
+        quantised = backends.problem_of(replace(call, k_quant_type=k, v_quant_type=v))
+        assert quantised.per_channel == (k == "PER_CHANNEL" and v == "PER_CHANNEL")
+    assert backends.problem_of(replace(call, local_window_size=1)).windowed
+    bare = backends.problem_of(replace(call, local_window_size=-1, softcap=0.0))
+    assert (bare.windowed, bare.softcapped) == (False, False)

@@ -62,7 +62,7 @@ def problem_of(call: Call, *, sm: int = 80, tokens: Dim = None, batch: Dim = Non
         tokens=call.tokens if known(call.tokens) is not None else tokens,
         batch=call.batch if known(call.batch) is not None else batch,
         sink=call.has_head_sink,
-        windowed=call.local_window_size > 0,
+        windowed=call.local_window_size != -1,
         softcapped=call.softcap > 0,
         causal=call.causal,
         metadata=call.has_metadata,
