@@ -131,11 +131,13 @@ def test_the_simulator_is_a_subcommand():
 
 
 def test_no_gpu_is_one_line(tiny_path):
-    assert "--backend" in refusal("hello", "--backend", "cuda", "--model", tiny_path)
+    assert "--backend oracle" in refusal("hello", "--backend", "cuda", "--model", tiny_path)
 
 
 def test_separate_on_cuda_is_not_implemented(tiny_path):
-    assert "separate" in refusal("hello", "--backend", "cuda", "--layout", "separate", "--model", tiny_path)
+    line = refusal("hello", "--backend", "cuda", "--layout", "separate", "--model", tiny_path)
+    assert "separate" in line
+    assert "--layout latent" in line
 
 
 def test_a_prompt_longer_than_the_pool_names_the_way_out(tiny_path):
@@ -175,6 +177,54 @@ def test_a_reader_that_goes_away_is_no_traceback(tiny_path, option):
     assert done.returncode == 141
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("redirection", "status", "lines"),
+    [(">&-", 2, 1), (">&- 2>&-", 2, 0), ("2>&-", 0, 0), (">/dev/full", 2, 1)],
+)
+@pytest.mark.parametrize("option", ["--json", "--ignore-eos"])
+def test_closed_and_full_streams_are_no_traceback(tiny_path, redirection, status, lines, option):
+    words = [*COMMAND, "demo", "--model", str(tiny_path), "--max-new", "2", option, "hello"]
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'"$@" {redirection}', "sh", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=ENVIRONMENT,
+        check=False,
+    )
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
+    assert len([line for line in done.stderr.splitlines() if line.startswith("paged-bench:")]) == lines
+
+
+def test_a_reader_of_progress_that_goes_away_costs_no_result(tiny_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*COMMAND, "demo", "--model", str(tiny_path), "--json", "--max-new", "2", "hello"],
+        stdout=subprocess.PIPE,
+        stderr=writer,
+        text=True,
+        timeout=60,
+        env=ENVIRONMENT,
+        check=False,
+    )
+    os.close(writer)
+    assert done.returncode == 0
+    assert [result["prompt"] for result in json.loads(done.stdout)] == ["hello"]
+
+
+def test_a_model_that_is_a_pipe_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "model.gguf")
+    assert "is a pipe" in refusal("hello", "--model", tmp_path / "model.gguf")
+
+
+def test_a_missing_tensor_is_one_line(tmp_path, tiny_model):
+    model = tiny_model()
+    del model.tensors["blk.1.ffn_up.weight"]
+    assert "blk.1.ffn_up.weight" in refusal("hello", "--model", model.write(tmp_path / "model.gguf"))
 
 
 def test_an_output_without_unicode_is_no_traceback(tiny_path):

@@ -12,7 +12,8 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import NoReturn, TypeAlias
+from pathlib import Path
+from typing import NoReturn, TextIO, TypeAlias
 
 from paged_bench.errors import BenchError
 
@@ -36,6 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Command-line words; None takes those of the process.
     """
     _limit_threads()
+    if sys.stderr is None:
+        sys.stderr = _nowhere()
+    if sys.stdout is None:
+        sys.stderr.write(
+            "paged-bench: error: standard output is closed; send it to /dev/null to do without\n"
+        )
+        return _BAD_INPUT
     _settle_streams()
     try:
         options = _parser().parse_args(arguments)
@@ -51,10 +59,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if not _is_advice(error):
             raise
-        text = " ".join(str(error).split()) or "not enough memory"
-        sys.stderr.write(f"paged-bench: error: {text}\n")
+        words = [str(error) or "not enough memory", *getattr(error, "__notes__", ())]
+        sys.stderr.write(f"paged-bench: error: {' '.join('; '.join(words).split())}\n")
         return _BAD_INPUT
     return status
+
+
+def _nowhere() -> TextIO:
+    return Path(os.devnull).open("w", encoding="utf-8")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""`paged-bench demo`: everything that can be refused is refused before the first weight is read."""
+"""`paged-bench demo`: everything that can be refused is refused before the first word of output."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def run(options: DemoOptions) -> int:
     selection = select_backend(
         options.backend, options.dtype, _spec(options, file, config, geometry, requests)
     )
-    console.print(_headline(file, selection, options), soft_wrap=True)
     model = Llama(config, read_weights(file, config))
+    console.print(_headline(file, selection, options), soft_wrap=True)
     decoder = GreedyDecoder(model, selection.backend)
     scheduler = Scheduler(
         KVCacheManager(

@@ -152,6 +152,8 @@ class GgufFile:
 
 def _open(path: Path) -> gguf.GGUFReader:
     subject = f"model file {path}"
+    if path.is_fifo():
+        raise ModelFileError(subject, "is a pipe, and a model is read from several places at once", _ADVICE)
     try:
         with path.open("rb") as stream:
             magic = stream.read(4)

@@ -46,7 +46,11 @@ def select_backend(choice: str, dtype: str | None, spec: BackendSpec) -> Selecti
                 "the CUDA op computes in 16 bits",
                 "use float16 or bfloat16, or --backend oracle",
             )
-        return _cuda(dtype, spec, "asked for")
+        try:
+            return _cuda(dtype, spec, "asked for")
+        except NotImplementedMode as error:
+            error.add_note("use --layout latent, or --backend oracle")
+            raise
     if dtype == "float32":
         return _oracle(dtype, spec, "float32 runs on the reference only")
     try:
@@ -81,5 +85,6 @@ def _cuda(dtype: str | None, spec: BackendSpec, reason: str) -> Selection:
     try:
         require_driver()
     except NoDriver as error:
-        raise BackendError("--backend cuda", f"{error.subject}: {error.got}", error.expected) from error
+        advice = f"required is {error.expected}; --backend oracle needs no GPU"
+        raise BackendError("--backend cuda", f"{error.subject}: {error.got}", advice) from error
     return Selection(CudaBackend(wanted, call), chosen, reason)
