@@ -200,6 +200,7 @@ def test_reasons_name_the_numbers() -> None:
     assert reasons("Flash", block_size=16) == ("block size 16 is not a multiple of 128",)
     assert reasons("Flash", head_size=300, sm=75) == ("sm_75 is below sm_80", "head size 300 is above 256")
     assert reasons("paged decode", **ONE) == ("Flash is tried first",)
+    assert reasons("memory-efficient", sink=True) == (NO_SINK,)
     assert reasons("memory-efficient", sink=True, block_size=16) == (NO_SINK,)
     assert len(reasons("cuDNN", **ONE)) == 1
     assert set(reasons("cuDNN", minor=30, sm=80, sink=True, windowed=True, softcapped=True, causal=False)) > {
@@ -212,6 +213,17 @@ def test_reasons_name_the_numbers() -> None:
     }
     assert "attention_metadata is not given" in reasons("cuDNN", metadata=False)
     assert "not one new token for each sequence" in reasons("cuDNN")
+
+
+def test_what_is_not_said_of_a_problem_rules_nothing_out() -> None:
+    bare = Problem(31, 90, "bfloat16", "bfloat16", False, 128, 128, 128, 6, 2)
+    assert (bare.sink, bare.causal, bare.metadata, bare.max_query) == (False, True, False, None)
+    assert (bare.group_size, bare.windowed, bare.softcapped, bare.per_channel) == (1, False, False, False)
+
+
+def test_every_backend_is_tried_while_the_tokens_are_open() -> None:
+    tried = [verdict.backend for verdict in explain(replace(BASE, cache_dtype="int8", tokens=None))]
+    assert tried == ["XQA", "paged decode", GATHERED, "memory-efficient"]
 
 
 def test_a_call_describes_its_problem() -> None:
