@@ -36,13 +36,13 @@ def test_decode_32_sequences_of_4096(benchmark: BenchmarkFixture, dtype: str) ->
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_prefill_2048_tokens(benchmark: BenchmarkFixture, dtype: str) -> None:
     """A whole prompt of a latent model."""
-    measure(benchmark, make_case(new=[2048], past=[0], block_size=64, dtype=dtype, **MLA), 3)
+    measure(benchmark, make_case(new=[2048], past=[0], block_size=64, dtype=dtype, **MLA), 5)
 
 
 def test_prefill_2048_tokens_separate(benchmark: BenchmarkFixture) -> None:
     """A whole prompt of a grouped-query model."""
     sizes = {"num_heads": 16, "kv_num_heads": 4, "head_size": 128, "rotary_dim": 128}
-    measure(benchmark, make_case(new=[2048], past=[0], block_size=256, layout="SEPARATE", **sizes), 3)
+    measure(benchmark, make_case(new=[2048], past=[0], block_size=256, layout="SEPARATE", **sizes), 5)
 
 
 def test_demo_layer_of_eight_decoding_sequences(benchmark: BenchmarkFixture) -> None:

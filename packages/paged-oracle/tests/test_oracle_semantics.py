@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from paged_oracle import Outputs, UndefinedInputError, paged_attention
 from paged_oracle.backends import BackendName
+from paged_oracle.product import THREADING_LIMIT, product
 from paged_oracle.resolve import resolve
 from paged_oracle.sequences import Sequences
 from paged_oracle.spread import MOST_THREADS, cores, spread
@@ -367,6 +368,23 @@ def test_a_tile_fills_the_rows_that_its_heads_are_padded_to(
     rows = 1024 + 16 * kv_heads
     tile = 8 * (rows * (3 * 128 + 16 + 3 * 16) + 3 * 128 * kv_heads * 16)
     assert peak < tile + 4 * case.inputs["query"].nbytes
+
+
+@pytest.mark.parametrize(("inner", "columns"), [(576, 128), (128, 512), (128, 500), (1024, 1000), (8, 1)])
+def test_no_product_is_large_enough_for_threads_of_blas(
+    inner: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, matmul = [], np.matmul
+
+    def spy(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
+        sizes.append(left.shape[-2] * left.shape[-1] * right.shape[-1])
+        matmul(left, right, out=out)
+
+    monkeypatch.setattr(np, "matmul", spy)
+    rng = np.random.default_rng(0)
+    left, right = rng.standard_normal((2, 32, inner)), rng.standard_normal((2, inner, columns))
+    np.testing.assert_allclose(product(left, right), np.einsum("srk,skc->src", left, right), atol=1e-12)
+    assert max(sizes, default=0) <= THREADING_LIMIT
 
 
 def test_tiles_are_spread_over_threads_and_errors_come_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 Invariant: the bits of a row do not depend on its neighbours in the tile, on how many chunks the neighbours
 need, or on where the keys came from. Three rules give that: chunks start at multiples of a fixed length,
-counted from position 0, and are always full (unused places are masked); `product` shows BLAS one shape only;
+counted from position 0, and are always full (unused places are masked); `product` shows BLAS the same shapes;
 a chunk in which a row sees nothing multiplies its sums by 1 and adds 0.
 
 Everything is float64. ONNX Runtime accumulates in float32 in an order that is no part of its contract; its
