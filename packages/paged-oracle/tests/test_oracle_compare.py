@@ -140,6 +140,23 @@ def test_magnitude_is_the_output_of_positive_values_and_leaves_the_cache() -> No
     np.testing.assert_allclose(found, expected, rtol=2.0**-7)
 
 
+def test_the_bounds_cover_the_worst_case_of_large_logits() -> None:
+    """One key takes nearly all the weight and holds nothing; the other's logit is off by the most."""
+    largest, keys = 1e4, 2
+    value = 3.0
+
+    def output(shift: float) -> float:
+        weights = np.exp([-shift, -20.0 + shift])
+        return float(weights[1] / weights.sum() * value)
+
+    magnitudes = np.array([[output(0.0)]])
+    for bound, shift in (
+        (tolerance.float32_sums(magnitudes, 576, keys, largest), 576 * 2.0**-24 * largest),
+        (tolerance.rounded_copies(magnitudes, np.dtype(np.float16), largest / 100), 2.0**-11 * largest / 100),
+    ):
+        assert output(shift) - output(0.0) <= bound[0, 0] <= 1.1 * (output(shift) - output(0.0))
+
+
 def test_magnitude_of_an_idle_token_is_zero() -> None:
     case = make_case(new=[3], past=[4], num_heads=2, head_size=32, rotary_dim=16)
     inputs = case.fresh()

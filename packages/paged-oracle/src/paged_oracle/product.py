@@ -4,8 +4,8 @@ Invariant: BLAS only ever sees the same shapes for given head sizes, `ROWS` rows
 the same bits whatever stands around it.
 
 The shapes are also small enough, up to 1,024 channels, for OpenBLAS to leave them to one thread. It shares
-out larger ones, and then waits for threads that a busy machine does not run: on two such cores a decode step of
-the demo took 30 times as long. `attention` spreads whole tiles over threads instead.
+out larger ones, and then waits for threads that a busy machine does not run: on two such cores a decode step
+of the demo took 30 times as long. `attention` spreads whole tiles over threads instead.
 """
 
 from __future__ import annotations

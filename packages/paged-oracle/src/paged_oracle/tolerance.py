@@ -84,7 +84,7 @@ def float32_sums(magnitudes: Float64, head_size: int, keys: int, largest_logit: 
     """Accumulation in float32, in any order.
 
     Error model: a dot product over n terms in float32 has an error of at most ``n u sum |a b|``; that of a
-    logit (n = head_size) shifts a weight by as much relatively, and the sums over the keys add theirs. The
+    logit (n = head_size) multiplies a weight by its exponential, and the sums over the keys add theirs. The
     bound holds for every order of summation and is far above what happens, as errors mostly cancel.
 
     Args:
@@ -94,7 +94,7 @@ def float32_sums(magnitudes: Float64, head_size: int, keys: int, largest_logit: 
         largest_logit: largest ``scale * sum |q k|``, before a softcap.
     """
     logits = 2 * (head_size + 4) * FLOAT32_ROUNDOFF * largest_logit
-    return magnitudes * (logits + 2 * (keys + 8) * FLOAT32_ROUNDOFF)
+    return magnitudes * math.expm1(logits + 2 * (keys + 8) * FLOAT32_ROUNDOFF)
 
 
 def rounded_weights(magnitudes: Float64, dtype: DType, *, keys: int, largest_value: float) -> Float64:
@@ -118,8 +118,8 @@ def rounded_weights(magnitudes: Float64, dtype: DType, *, keys: int, largest_val
 def rounded_copies(magnitudes: Float64, dtype: DType, largest_logit: float) -> Float64:
     """A quantised cache dequantised into a copy in T.
 
-    Error model: keys change by a relative u, hence a logit by ``u * largest_logit`` and a weight relatively
-    by as much, in numerator and denominator; values change by a relative u themselves.
+    Error model: keys change by a relative u, hence a logit by ``u * largest_logit`` and a weight by a factor
+    of its exponential, in numerator and denominator; values change by a relative u themselves.
 
     Args:
         magnitudes: (tokens, channels), from `magnitude`.
@@ -127,7 +127,7 @@ def rounded_copies(magnitudes: Float64, dtype: DType, largest_logit: float) -> F
         largest_logit: largest ``scale * sum |q k|``, before a softcap.
     """
     u = unit_roundoff(dtype)
-    return magnitudes * (math.expm1(2 * u * largest_logit) + u)
+    return magnitudes * math.expm1(2 * u * largest_logit + u)
 
 
 def rounded_output(expected: Array, roundings: int = 1) -> Float64:
