@@ -50,6 +50,9 @@ def chosen(**changes: object) -> str:
         ({"head_size": 64}, "memory-efficient"),
         ({"head_size": 64, "block_size": 256}, "Flash"),
         ({"head_size": 72, "block_size": 128}, "Flash"),
+        ({"head_size": 65, "block_size": 128}, "Flash"),
+        ({"head_size": 129, "block_size": 64}, "Flash"),
+        ({"head_size": 1025}, "none"),
         ({"head_size": 136, "block_size": 64}, "Flash"),
         ({"head_size": 256, "block_size": 64}, "Flash"),
         ({"head_size": 256, "block_size": 32}, "memory-efficient"),
@@ -201,6 +204,8 @@ def test_reasons_name_the_numbers() -> None:
     assert reasons("Flash", head_size=300, sm=75) == ("sm_75 is below sm_80", "head size 300 is above 256")
     assert reasons("paged decode", **ONE) == ("Flash is tried first",)
     assert reasons("memory-efficient", sink=True) == (NO_SINK,)
+    assert reasons("Flash", head_size=257, block_size=16) == ("head size 257 is above 256",)
+    assert reasons(GATHERED, head_size=257, cache_dtype="int8") == ("head size 257 is above 256",)
     assert reasons("memory-efficient", sink=True, block_size=16) == (NO_SINK,)
     assert len(reasons("cuDNN", **ONE)) == 1
     assert set(reasons("cuDNN", minor=30, sm=80, sink=True, windowed=True, softcapped=True, causal=False)) > {

@@ -102,11 +102,10 @@ def flash_paged(p: Problem) -> list[str]:
     reasons = _flash_common(p)
     if p.quantised:
         reasons.append("the cache is quantised")
-    block = known(p.block_size)
-    if p.head_size is not None and p.head_size <= 256 and block is not None:
-        needed = next(multiple for limit, multiple in FLASH_BLOCK if p.head_size <= limit)
-        if block % needed:
-            reasons.append(f"block size {block} is not a multiple of {needed}")
+    size, block = p.head_size, known(p.block_size)
+    needed = next((multiple for limit, multiple in FLASH_BLOCK if size is not None and size <= limit), None)
+    if block is not None and needed is not None and block % needed:
+        reasons.append(f"block size {block} is not a multiple of {needed}")
     return reasons
 
 
@@ -188,7 +187,7 @@ def _xqa_shape(p: Problem) -> bool:
 
 def _xqa_speculates(p: Problem) -> bool:
     """Return whether XQA takes 2 to 8 new tokens a sequence, which needs the host's bound."""
-    if p.minor < 30 or p.group_size != 6 or p.dtype != "float16" or not p.metadata:
+    if p.group_size != 6 or p.dtype != "float16" or not p.metadata:
         return False
     if p.head_size == 128:
         return p.minor >= 31 and p.cache_dtype == "int8" and _few_tokens(p)
@@ -229,11 +228,11 @@ def int4_speculative(p: Problem) -> bool:
 
 def _few_tokens(p: Problem) -> bool:
     """Return whether the host's bound allows 2 to 8 new tokens a sequence, as far as it is known."""
-    tokens = known(p.tokens)
-    if p.max_query is None or (p.max_query == 0 and tokens is None):
+    if p.max_query is None:
         return True
-    bound = min(p.max_query or tokens or 0, tokens or p.max_query)
-    return 2 <= bound <= MAX_SPECULATIVE
+    # 0 is no bound.
+    bounds = [bound for bound in (p.max_query, known(p.tokens)) if bound]
+    return not bounds or 2 <= min(bounds) <= MAX_SPECULATIVE
 
 
 def _one_each(p: Problem) -> bool:
