@@ -211,3 +211,13 @@ def test_an_address_between_elements_is_refused(
 @pytest.mark.parametrize("metadata", [(), (1,), (1, 2, 3, 4), (-1, 2), (1.5, 2), "ab", 5])
 def test_metadata_is_two_or_three_integers(metadata: Any, attempt: Callable[..., ArgumentMismatch]) -> None:
     assert attempt(attention_metadata=metadata).rule == "metadata"
+
+
+@pytest.mark.parametrize("name", ["query", "key", "key_cache", "output"])
+def test_log_sums_may_not_lie_over_another_array(
+    name: str, device: Device, make_call: Make, make_operands: Make, attempt: Callable[..., ArgumentMismatch]
+) -> None:
+    other = make_operands(make_call())[name]
+    over = DeviceArray(other.pointer, (3, 4), (4, 1), "float32", device.ordinal, other)
+    error = attempt(**{name: other, "lse": over})
+    assert (error.rule, error.subject, error.got) == ("overlap", "lse", f"memory of {name}")

@@ -6,29 +6,26 @@ nothing on the device, waits for nothing and reads nothing back. One operator se
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from paged_cuda import graph
 from paged_cuda._driver import Launcher
-from paged_cuda.bounds import Bounds
-from paged_cuda.compiler import architecture_of
+from paged_cuda.addresses import Reach, check_addresses
+from paged_cuda.bounds import Bounds, check_metadata
 from paged_cuda.cubin_cache import CubinCache
-from paged_cuda.device import DeviceLike, DeviceMemory, resolve_device
+from paged_cuda.device import DeviceLike, resolve_device
 from paged_cuda.device_plan import DeviceIndexPlan
 from paged_cuda.errors import ArgumentMismatch, NotPrepared
-from paged_cuda.explain import Explanation, KernelReport, floor_bytes
+from paged_cuda.explain import Explanation, explain_step
 from paged_cuda.launch_plan import LaunchSpec, PathOptions
 from paged_cuda.loader import LoadedKernel, load_kernels
-from paged_cuda.operands import OperandCheck, Operands, Reach, StepGeometry, check_addresses, geometry_of
-from paged_cuda.params import AttentionParams
+from paged_cuda.operands import OperandCheck, Operands, StepGeometry, geometry_of
+from paged_cuda.params import frozen_params
 from paged_cuda.paths import choose_path
 from paged_cuda.stream import StreamLike, stream_handle
 from paged_cuda.views import device_view
-from paged_cuda.violations import NBYTES, Violations
+from paged_cuda.violations import ViolationCounter, Violations
 from paged_cuda.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -80,7 +77,7 @@ class PagedAttention:
         from paged_schema import Capability, require
 
         require(call, Capability.paged_cuda())
-        _require_sizes(call)
+        self._params = frozen_params(call)
         bounds.admit(call)
         self.call = call
         self.bounds = bounds
@@ -95,7 +92,6 @@ class PagedAttention:
         self._cache = CubinCache() if cache is None else cache
         self._workspace = workspace
         self._debug = debug
-        self._params = _frozen_params(call)
         self._check = OperandCheck(call, bounds, self.device.ordinal)
         self._geometry: tuple[StepGeometry, bool] | None = None
         self._reach = Reach(0, 0, 0, 0)
@@ -103,7 +99,7 @@ class PagedAttention:
         self._serials: list[int] = []
         self._kernels: list[LoadedKernel] = []
         self._launchers: list[Launcher] = []
-        self._violations: DeviceMemory | None = None
+        self._violations: ViolationCounter | None = None
         # Whether memory of ours could be freed under a graph that somebody else captured.
         self._loose = debug or self.workspace_bytes > 0
 
@@ -133,9 +129,8 @@ class PagedAttention:
             self.device, [spec.signature for spec in self._step.launches], self._cache
         )
         if self._debug:
-            self._violations = DeviceMemory(self.device, NBYTES)
+            self._violations = ViolationCounter(self.device)
             self._params.violations = self._violations.pointer
-            self.reset_violations(0)
         self._launchers = [
             self._launcher(*pair) for pair in zip(self._step.launches, self._kernels, strict=True)
         ]
@@ -215,7 +210,7 @@ class PagedAttention:
             cumulative_sequence_length, past_seqlens, slot_mapping, block_table = plan.arrays
             if not self.call.has_slot_mapping:
                 slot_mapping = None
-        _check_metadata(attention_metadata)
+        check_metadata(attention_metadata)
         operands = Operands(
             device_view(query, "query"),
             device_view(key, "key"),
@@ -291,38 +286,12 @@ class PagedAttention:
             context_lens: Keys of each sequence, the new ones included.
             query_lens: New tokens of each sequence; one each by default.
         """
-        properties = self.device.properties
-        reports = tuple(
-            KernelReport(
-                spec.signature.symbol,
-                spec.grid,
-                spec.block,
-                spec.shared_bytes,
-                self._kernels[index].compiled.resources if self._kernels else None,
-            )
-            for index, spec in enumerate(self._step.launches)
-        )
-        moved = None
-        if context_lens is not None:
-            moved = floor_bytes(
-                context_lens,
-                [1] * len(context_lens) if query_lens is None else query_lens,
-                num_heads=self.call.num_heads,
-                head_size=self._params.head_size,
-                v_head_size=self._params.v_head_size,
-            )
-        return Explanation(
-            path=self._step.path,
-            reason=self._step.reason,
-            tiles=self._step.attend.description,
-            device=properties.name,
-            architecture=architecture_of(*properties.capability),
-            workspace_bytes=self.workspace_bytes,
-            kernels=reports,
-            floor_bytes=moved,
-            floor_us=1e6 * moved / properties.bandwidth
-            if moved is not None and properties.bandwidth
-            else None,
+        return explain_step(
+            self._step,
+            self.call,
+            self.device.properties,
+            [kernel.compiled.resources for kernel in self._kernels],
+            None if context_lens is None else (context_lens, query_lens),
         )
 
     def violations(self, stream: StreamLike) -> Violations:
@@ -331,12 +300,7 @@ class PagedAttention:
         Raises:
             NotPrepared: The operator is not a prepared debug operator.
         """
-        memory, handle = self._debug_memory(), stream_handle(stream)
-        words = np.zeros(2, np.uint64)
-        with self.device as device:
-            device.driver.copy_to_host(words.ctypes.data, memory.pointer, NBYTES, handle)
-            device.driver.synchronize(handle)
-        return Violations.decode(int(words[0]), int(words[1]))
+        return self._debug_counter().read(stream_handle(stream))
 
     def reset_violations(self, stream: StreamLike) -> None:
         """Forget what was counted, and wait for that.
@@ -344,53 +308,11 @@ class PagedAttention:
         Raises:
             NotPrepared: The operator is not a prepared debug operator.
         """
-        memory, handle = self._debug_memory(), stream_handle(stream)
-        with self.device as device:
-            device.driver.fill(memory.pointer, 0, 8, handle)
-            device.driver.fill(memory.pointer + 8, 0xFF, 8, handle)
-            device.driver.synchronize(handle)
+        self._debug_counter().reset(stream_handle(stream))
 
-    def _debug_memory(self) -> DeviceMemory:
+    def _debug_counter(self) -> ViolationCounter:
         if self._violations is None:
             raise NotPrepared(
                 "debug", "violations", "no debug kernels", "PagedAttention(..., debug=True).prepare()"
             )
         return self._violations
-
-
-def _require_sizes(call: Call) -> None:
-    sizes = {"head_size": call.head_size, "v_head_size": call.v_head_size}
-    if call.rotary:
-        sizes["rotary_dim"] = call.rotary_dim
-    for name, size in sizes.items():
-        if not size:
-            raise ArgumentMismatch(
-                "open-size", name, size, "a known size: give the inputs' last dimensions to check"
-            )
-
-
-def _frozen_params(call: Call) -> AttentionParams:
-    return AttentionParams(
-        num_heads=call.num_heads,
-        head_size=call.head_size,
-        v_head_size=call.v_head_size,
-        rotary_dim=call.rotary_dim if call.rotary else 0,
-        rotary_offset=call.rotary_offset,
-        rotary_interleaved=int(call.rotary_interleaved),
-        local_window_size=call.local_window_size,
-        causal=int(call.causal),
-        scale=call.scale,
-        softcap=call.softcap,
-    )
-
-
-def _check_metadata(metadata: Sequence[int] | None) -> None:
-    if metadata is None:
-        return
-    try:
-        bounds = tuple(operator.index(bound) for bound in metadata)
-    except TypeError:
-        bounds = ()
-    if len(bounds) not in (2, 3) or min(bounds) < 0:
-        wanted = "two or three host integers, none negative"
-        raise ArgumentMismatch("metadata", "attention_metadata", repr(metadata), wanted)

@@ -5,6 +5,8 @@ Grids, workspace and kernel variants come from here and from the call, never fro
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -61,3 +63,20 @@ class Bounds:
                 raise ArgumentMismatch(
                     "bounds", name, extent, f"at most max_{name} = {limit}; raise the bound"
                 )
+
+
+def check_metadata(metadata: Sequence[int] | None) -> None:
+    """Check the two or three host bounds of a call; nothing here depends on them.
+
+    Raises:
+        ArgumentMismatch: Not two or three integers, or a negative one.
+    """
+    if metadata is None:
+        return
+    try:
+        bounds = tuple(operator.index(bound) for bound in metadata)
+    except TypeError:
+        bounds = ()
+    if len(bounds) not in (2, 3) or min(bounds) < 0:
+        wanted = "two or three host integers, none negative"
+        raise ArgumentMismatch("metadata", "attention_metadata", repr(metadata), wanted)

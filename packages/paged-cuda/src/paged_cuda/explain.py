@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from paged_cuda._driver import DeviceProperties
+from paged_cuda.compiler import architecture_of
+from paged_cuda.launch_plan import StepPlan
 from paged_cuda.resources import Resources
+
+if TYPE_CHECKING:
+    from paged_schema import Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +102,46 @@ def floor_bytes(
     tokens = sum(query_lens)
     rows = sum(context_lens) + 2 * tokens
     return 2 * (rows * head_size + tokens * num_heads * (head_size + v_head_size))
+
+
+def explain_step(
+    step: StepPlan,
+    call: Call,
+    properties: DeviceProperties,
+    resources: Sequence[Resources],
+    batch: tuple[Sequence[int], Sequence[int] | None] | None,
+) -> Explanation:
+    """Return what `step` will do on that GPU.
+
+    Args:
+        step: The launches.
+        call: The checked node.
+        properties: The GPU.
+        resources: Those of each launch in order, or none before they are compiled.
+        batch: Keys and new tokens (None: one each) of each sequence, for the lower bound; or None.
+    """
+    used: Sequence[Resources | None] = resources or [None] * len(step.launches)
+    moved = None
+    if batch is not None:
+        context_lens, query_lens = batch
+        moved = floor_bytes(
+            context_lens,
+            [1] * len(context_lens) if query_lens is None else query_lens,
+            num_heads=call.num_heads,
+            head_size=call.head_size or 0,
+            v_head_size=call.v_head_size or 0,
+        )
+    return Explanation(
+        path=step.path,
+        reason=step.reason,
+        tiles=step.attend.description,
+        device=properties.name,
+        architecture=architecture_of(*properties.capability),
+        workspace_bytes=step.attend.workspace.nbytes,
+        kernels=tuple(
+            KernelReport(spec.signature.symbol, spec.grid, spec.block, spec.shared_bytes, known)
+            for spec, known in zip(step.launches, used, strict=True)
+        ),
+        floor_bytes=moved,
+        floor_us=1e6 * moved / properties.bandwidth if moved is not None and properties.bandwidth else None,
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from paged_cuda.addresses import Reach, reach_of
 from paged_cuda.arrays import DeviceArray, Geometry, Shape
 from paged_cuda.bounds import Bounds
 from paged_cuda.errors import ArgumentMismatch
@@ -43,15 +44,6 @@ StepGeometry = tuple[Geometry | None, ...]
 def geometry_of(operands: Operands) -> StepGeometry:
     """Return all that `OperandCheck.admit` looks at, to be compared with an earlier run's."""
     return tuple([None if array is None else array.geometry for array in operands])
-
-
-class Reach(NamedTuple):
-    """Bytes from the first to behind the last element; the same for every run of one geometry."""
-
-    query: int
-    key: int
-    key_cache: int
-    output: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +102,7 @@ class OperandCheck:
         params.tokens, params.batch, params.max_blocks, params.num_blocks = tokens, batch, columns, blocks
         params.block_shift = block_size.bit_length() - 1
         params.rotary_rows = rotary_rows
-        return Reach(
-            _reach(operands.query), _reach(operands.key), _reach(operands.key_cache), _reach(operands.output)
-        )
+        return reach_of(operands)
 
     def _check_kinds(self, operands: Operands) -> None:
         dtype = self.call.dtype
@@ -216,69 +206,3 @@ def _distinct(array: DeviceArray) -> bool:
             return False
         reach = stride * extent
     return True
-
-
-def check_addresses(operands: Operands, reach: Reach) -> None:
-    """Check what changes from run to run with the same geometry.
-
-    Raises:
-        ArgumentMismatch: A cache output is not the cache, an address is not aligned, or the output lies over
-            an input.
-    """
-    cache, out = operands.key_cache, operands.key_cache_out
-    query, key, output = operands.query.pointer, operands.key.pointer, operands.output.pointer
-    if out is not None and (out.pointer != cache.pointer or out.geometry[:2] != cache.geometry[:2]):
-        got, wanted = f"another buffer at {out.pointer:#x}", "the very buffer of key_cache, updated in place"
-        raise ArgumentMismatch("alias", "key_cache_out", got, wanted)
-    words = (
-        operands.cumulative_sequence_length.pointer
-        | operands.past_seqlens.pointer
-        | operands.block_table.pointer
-        | (operands.slot_mapping.pointer if operands.slot_mapping else 0)
-        | (operands.lse.pointer if operands.lse else 0)
-    )
-    halves = output
-    if operands.cos_cache and operands.sin_cache:
-        halves |= operands.cos_cache.pointer | operands.sin_cache.pointer
-    if (query | key | cache.pointer) & 15 or words & 3 or halves & 1:
-        _refuse_alignment(operands)
-    end = output + reach.output
-    for name, first, nbytes in (
-        ("query", query, reach.query),
-        ("key", key, reach.key),
-        ("key_cache", cache.pointer, reach.key_cache),
-    ):
-        if output < first + nbytes and first < end:
-            raise ArgumentMismatch("overlap", "output", f"memory of {name}", "memory that no input uses")
-
-
-_ALIGNMENTS = {
-    "query": 16,
-    "key": 16,
-    "key_cache": 16,
-    "cumulative_sequence_length": 4,
-    "past_seqlens": 4,
-    "block_table": 4,
-    "slot_mapping": 4,
-    "cos_cache": 2,
-    "sin_cache": 2,
-    "output": 2,
-    "lse": 4,
-}
-
-
-def _refuse_alignment(operands: Operands) -> None:
-    for name, step in _ALIGNMENTS.items():
-        array: DeviceArray | None = getattr(operands, name)
-        if array is not None and array.pointer % step:
-            raise ArgumentMismatch(
-                "alignment", name, f"{array.pointer:#x}", f"an address that is a multiple of {step}"
-            )
-
-
-def _reach(array: DeviceArray) -> int:
-    """Return the bytes from the first element to behind the last."""
-    if 0 in array.shape:
-        return 0
-    steps = zip(array.shape, array.strides, strict=True)
-    return 2 * (1 + sum((extent - 1) * stride for extent, stride in steps))

@@ -6,6 +6,12 @@ Mirrors `kernels/layout/params.cuh`. A CPU test compiles the header with the off
 from __future__ import annotations
 
 import ctypes
+from typing import TYPE_CHECKING
+
+from paged_cuda.errors import ArgumentMismatch
+
+if TYPE_CHECKING:
+    from paged_schema import Call
 
 _POINTERS = (
     "query",
@@ -71,3 +77,28 @@ class AttentionParams(ctypes.Structure):
 
 
 FIELDS: tuple[str, ...] = (*_POINTERS, *_STRIDES, *_INTEGERS, *_FLOATS)
+
+
+def frozen_params(call: Call) -> AttentionParams:
+    """Return the struct with everything that `call` fixes.
+
+    Raises:
+        ArgumentMismatch: The call leaves a size open that the kernels need.
+    """
+    rotary_dim = call.rotary_dim if call.rotary else 0
+    sizes = {"head_size": call.head_size, "v_head_size": call.v_head_size, "rotary_dim": rotary_dim}
+    for name, size in sizes.items():
+        if size is None or (size == 0 and (name != "rotary_dim" or call.rotary)):
+            raise ArgumentMismatch(
+                "open-size", name, size, "a known size: give the inputs' last dimensions to check"
+            )
+    return AttentionParams(
+        **sizes,
+        num_heads=call.num_heads,
+        rotary_offset=call.rotary_offset,
+        rotary_interleaved=int(call.rotary_interleaved),
+        local_window_size=call.local_window_size,
+        causal=int(call.causal),
+        scale=call.scale,
+        softcap=call.softcap,
+    )
