@@ -142,6 +142,7 @@ SPECULATIVE = {"dtype": "float16", "group_size": 6, "head_size": 256, **INT8}
         ({"cache_dtype": "uint8", "per_channel": True}, "XQA"),
         ({"minor": 30}, "XQA"),
         ({"minor": 30, "causal": False}, "XQA"),
+        ({"minor": 30, "causal": False, "max_query": 0, "tokens": None}, "XQA"),
         ({"minor": 29}, GATHERED),
         ({"dtype": "bfloat16"}, GATHERED),
         ({"group_size": 8}, GATHERED),
