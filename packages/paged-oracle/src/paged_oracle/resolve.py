@@ -69,12 +69,7 @@ def resolve(attributes: Attributes, inputs: Inputs, ort: str, extensions: frozen
             ONNX Runtime before 1.31 takes and misreads.
     """
     arrays = {name: array for name, array in inputs.items() if array is not None}
-    for name, array in arrays.items():
-        # A mask would be ignored, and a matrix keeps two dimensions whatever is done to it.
-        if type(array) not in (np.ndarray, np.memmap):
-            raise UnusableArrayError(name, type(array).__name__, "a plain NumPy array")
-        if not array.dtype.isnative:
-            raise UnusableArrayError(name, f"byte order {array.dtype.byteorder}", "this machine's own")
+    _require_plain(arrays)
     signature = tuple((name, name_of(array.dtype), array.shape) for name, array in arrays.items())
     extensions = frozenset(extensions)
     attributes = PagedAttentionAttributes.model_validate(attributes)
@@ -82,6 +77,22 @@ def resolve(attributes: Attributes, inputs: Inputs, ort: str, extensions: frozen
     metadata, kv_tokens = _noteworthy(arrays)
     if metadata is not None or kv_tokens is not None:
         _checked(attributes, signature, ort, extensions, metadata, kv_tokens)
+    _require_usable(call, arrays)
+    if call.head_size is None or call.v_head_size is None:
+        raise AssertionError("the shapes of arrays fix every size")
+    return BoundCall(call, arrays, call.head_size, call.v_head_size)
+
+
+def _require_plain(arrays: Mapping[str, Array]) -> None:
+    for name, array in arrays.items():
+        # A mask would be ignored, and a matrix keeps two dimensions whatever is done to it.
+        if type(array) not in (np.ndarray, np.memmap):
+            raise UnusableArrayError(name, type(array).__name__, "a plain NumPy array")
+        if not array.dtype.isnative:
+            raise UnusableArrayError(name, f"byte order {array.dtype.byteorder}", "this machine's own")
+
+
+def _require_usable(call: Call, arrays: Mapping[str, Array]) -> None:
     for name in ("key_cache", "value_cache"):
         if name in arrays and not arrays[name].flags.writeable:
             raise UnusableArrayError(name, "a read-only array", "a writable one, as it is updated in place")
@@ -89,9 +100,6 @@ def resolve(attributes: Attributes, inputs: Inputs, ort: str, extensions: frozen
     if call.mode == "separate" and width % call.num_heads:
         # ONNX Runtime before 1.31 rounds the head size down, and then reads rows that it misplaces.
         raise UnusableArrayError("query", f"width {width}", f"a multiple of num_heads {call.num_heads}")
-    if call.head_size is None or call.v_head_size is None:
-        raise AssertionError("the shapes of arrays fix every size")
-    return BoundCall(call, arrays, call.head_size, call.v_head_size)
 
 
 def _noteworthy(arrays: Mapping[str, Array]) -> tuple[tuple[int, ...] | None, int | None]:
