@@ -3,23 +3,21 @@
 Usage: `python tools/check_wheels.py DIST`.
 """
 
+import re
 import sys
 import zipfile
 from pathlib import Path
 
+CACHE = re.compile(r"(^|/)(__pycache__|\.[^/]*)/")
 ROOT = Path(__file__).resolve().parent.parent
-SHIPPED = {".cu", ".cuh", ".typed"}
 
 
 def missing_from(wheel: Path) -> list[str]:
     """Return what the wheel lacks of its source tree, and its licence if that is not inside."""
     member = wheel.name.split("-")[0].replace("_", "-")
     source = ROOT / "packages" / member / "src"
-    wanted = {
-        path.relative_to(source).as_posix()
-        for path in source.rglob("*")
-        if path.suffix in SHIPPED or path.suffix == ".py"
-    }
+    files = (path.relative_to(source) for path in source.rglob("*") if path.is_file())
+    wanted = {path.as_posix() for path in files if not CACHE.search(path.as_posix())}
     with zipfile.ZipFile(wheel) as archive:
         present = set(archive.namelist())
     lacking = sorted(wanted - present)
