@@ -221,3 +221,62 @@ def test_no_gpu_is_one_line(tmp_path: Path) -> None:
         timeout=60,
     )
     assert done.stdout.split() == ["0", "True"]
+
+
+class DriverLibrary:
+    """The few calls that the doctor makes, answered as by a machine with one GPU."""
+
+    def __init__(self, version: int, status: int = 0) -> None:
+        self.version, self.status = version, status
+
+    def cuDriverGetVersion(self, version: Any) -> None:  # noqa: N802 - the library's name
+        version._obj.value = self.version
+
+    def cuInit(self, flags: int) -> int:  # noqa: N802
+        return self.status
+
+    def cuDeviceGetCount(self, count: Any) -> None:  # noqa: N802
+        count._obj.value = 1
+
+    def cuDeviceGet(self, device: Any, ordinal: int) -> None:  # noqa: N802
+        device._obj.value = ordinal
+
+    def cuDeviceGetName(self, name: Any, length: int, device: Any) -> None:  # noqa: N802
+        name.value = b"a GPU"
+
+    def cuDeviceTotalMem_v2(self, nbytes: Any, device: Any) -> None:  # noqa: N802
+        nbytes._obj.value = 1 << 30
+
+    def cuDeviceGetAttribute(self, value: Any, number: int, device: Any) -> None:  # noqa: N802
+        value._obj.value = {75: 9, 76: 0, 16: 132, 97: 232_448}[number]
+
+
+def test_doctor_describes_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paged_cuda.doctor._library", lambda: DriverLibrary(13_010))
+    report = examine()
+    assert report["driver"] == {"found": True, "cuda": "13.1"}
+    assert report["devices"] == [
+        {
+            "name": "a GPU",
+            "capability": "9.0",
+            "supported": True,
+            "multiprocessors": 132,
+            "shared_bytes": 232_448,
+            "memory_bytes": 1 << 30,
+        }
+    ]
+    assert report["usable"] is True
+
+
+def test_doctor_says_no_to_an_old_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paged_cuda.doctor._library", lambda: DriverLibrary(12_080))
+    report = examine()
+    assert "update the driver" in str(report["driver"])
+    assert report["usable"] is False
+
+
+def test_doctor_says_why_the_driver_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paged_cuda.doctor._library", lambda: DriverLibrary(13_000, status=100))
+    report = examine()
+    assert "cuInit returned 100" in str(report["devices"])
+    assert report["usable"] is False

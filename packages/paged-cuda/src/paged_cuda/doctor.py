@@ -130,8 +130,13 @@ def examine() -> Report:
         "nvrtc": _guarded(_nvrtc),
         "cache": _guarded(_cache),
     }
-    devices = report["devices"]
-    report["usable"] = isinstance(devices, list) and any(device["supported"] for device in devices)
+    driver, devices = report["driver"], report["devices"]
+    report["usable"] = (
+        isinstance(driver, dict)
+        and "advice" not in driver
+        and isinstance(devices, list)
+        and any(device["supported"] for device in devices)
+    )
     return report
 
 
