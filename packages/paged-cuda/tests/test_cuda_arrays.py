@@ -1,5 +1,6 @@
 import ctypes
 import gc
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -190,3 +191,19 @@ def test_a_wrapped_address_has_a_known_type_and_a_stride_a_dimension(device: Dev
 def test_foreign_byte_order_is_turned(dtype: str, device: Device) -> None:
     host = np.arange(5).astype(dtype)
     np.testing.assert_array_equal(DeviceArray.from_numpy(host, 7, device).to_numpy(7), host)
+
+
+def test_bfloat16_without_its_package_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, device: Device
+) -> None:
+    array = DeviceArray.from_numpy(np.arange(3, dtype=np.uint16), 7, device, dtype="bfloat16")
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(ArgumentMismatch, match="pip install ml-dtypes"):
+        array.to_numpy(7)
+    assert array.to_numpy(7, raw=True).tolist() == [0, 1, 2]
+
+
+def test_an_array_shows_what_it_is(device: Device) -> None:
+    array = DeviceArray.empty((2, 3), "bfloat16", device)
+    assert repr(array) == "DeviceArray(shape=(2, 3), dtype='bfloat16', device=0)"
+    assert array.nbytes == 12

@@ -6,8 +6,9 @@ from typing import Any
 import cuda.bindings.driver as real
 import pytest
 from cuda import pathfinder
-from paged_cuda import ArgumentMismatch, Device, DriverError, NoDriver, _driver
+from paged_cuda import ArgumentMismatch, Device, DriverError, NoDriver, Stream, _driver
 from paged_cuda._driver import CudaDriver, _LaunchAttribute, _LaunchConfig
+from paged_cuda.device import resolve_device
 from paged_cuda.testing import FakeDriver
 
 SUCCESS, FAILURE = real.CUresult.CUDA_SUCCESS, real.CUresult.CUDA_ERROR_INVALID_VALUE
@@ -237,3 +238,30 @@ def test_a_device_is_named_by_its_ordinal(ordinal: Any, driver: FakeDriver) -> N
     with pytest.raises(ArgumentMismatch) as caught:
         Device(driver, ordinal)
     assert (caught.value.subject, caught.value.got) == ("device", ordinal)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    driver = FakeDriver(devices=2)
+    monkeypatch.setattr(_driver, "_driver", driver)
+    return driver
+
+
+def test_no_device_means_the_current_one_or_the_first(two_gpus: FakeDriver) -> None:
+    assert resolve_device().ordinal == 0
+    with resolve_device(1) as second:
+        assert resolve_device() is second
+    assert resolve_device(1) is second
+
+
+@pytest.mark.parametrize("ordinal", [2, "cuda:1"])
+def test_a_gpu_that_is_not_there_is_remembered_nowhere(ordinal: Any, two_gpus: FakeDriver) -> None:
+    for _ in range(2):
+        with pytest.raises(ArgumentMismatch, match="from 0 to 1"):
+            resolve_device(ordinal)
+
+
+def test_a_stream_can_be_waited_for(two_gpus: FakeDriver) -> None:
+    Stream(1).synchronize()
+    assert two_gpus.calls["synchronize"] == 1
+    assert two_gpus.contexts == []

@@ -1,3 +1,4 @@
+import ctypes
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -241,3 +242,28 @@ def test_lse_is_optional(
     lse = DeviceArray.empty((3, 4), "float32", device)
     make_operator(call).prepare().run(**make_operands(call), lse=lse, stream=7)
     assert launched_params(driver).lse == lse.pointer
+
+
+@pytest.mark.parametrize("nbytes", [-1, 1.5, None])
+def test_a_workspace_has_a_number_of_bytes(nbytes: Any, driver: FakeDriver, device: Device) -> None:
+    with pytest.raises(ArgumentMismatch, match="nbytes"):
+        Workspace(device, nbytes)
+    assert driver.calls["allocate"] == 0
+
+
+def test_a_workspace_of_another_gpu_is_refused(make_call: Make, make_operator: Make) -> None:
+    elsewhere = Workspace(Device(FakeDriver(devices=2), 1), 1 << 20)
+    with pytest.raises(ArgumentMismatch, match="GPU 0"):
+        make_operator(make_call(), workspace=elsewhere).prepare()
+
+
+def test_debug_counts_can_be_read_and_forgotten(
+    driver: FakeDriver, make_call: Make, make_operator: Make
+) -> None:
+    op = make_operator(make_call(), debug=True).prepare()
+    address = next(pointer for pointer, block in driver.memory.items() if len(block) == 16 + 256)
+    ctypes.memmove(address, (ctypes.c_uint64 * 2)(3, 5 << 36 | 2 << 32 | 77), 16)
+    found = op.violations(7)
+    assert (found.count, found.kind, found.token, found.value) == (3, "block id out of range", 5, 77)
+    op.reset_violations(7)
+    assert op.violations(7).count == 0

@@ -183,3 +183,21 @@ def test_numbers_of_the_wrong_kind_or_range_are_refused(
     with pytest.raises(ArgumentMismatch) as caught:
         make_operator(make_call(), kernel=kernel, **options)
     assert caught.value.subject == next(iter(options))
+
+
+def test_no_tile_for_a_gpu_with_little_shared_memory_means_the_baseline() -> None:
+    tiny = replace(FAKE_GPU, shared_bytes=49_152, shared_bytes_multiprocessor=65_536)
+    call = call_of(16, 576, 512)
+    step = choose_path(call, BOUNDS, tiny)
+    assert step.path == "baseline"
+    assert "no tile fits 49152 bytes" in step.reason
+    with pytest.raises(ArgumentMismatch, match="has no row tiles"):
+        choose_path(call, BOUNDS, tiny, options=PathOptions(row_tile=16))
+
+
+def test_a_row_tile_too_tall_for_the_gpu_is_refused_and_never_chosen() -> None:
+    small = replace(FAKE_GPU, shared_bytes=101_376, shared_bytes_multiprocessor=102_400)
+    call = call_of(64, 576, 512)
+    assert choose_path(call, BOUNDS, small).attend.constants["row_tile"] == 16
+    with pytest.raises(ArgumentMismatch, match="shared memory"):
+        choose_path(call, BOUNDS, small, options=PathOptions(row_tile=64))

@@ -88,7 +88,7 @@ def frozen_params(call: Call) -> AttentionParams:
     rotary_dim = call.rotary_dim if call.rotary else 0
     sizes = {"head_size": call.head_size, "v_head_size": call.v_head_size, "rotary_dim": rotary_dim}
     for name, size in sizes.items():
-        if size is None or (size == 0 and (name != "rotary_dim" or call.rotary)):
+        if not size and (call.rotary or name != "rotary_dim"):
             raise ArgumentMismatch(
                 "open-size", name, size, "a known size: give the inputs' last dimensions to check"
             )

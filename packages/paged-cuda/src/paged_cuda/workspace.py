@@ -63,9 +63,15 @@ class Workspace:
         device: Where it lies.
         nbytes: How much there is.
         pointer: Its address.
+
+    Raises:
+        ArgumentMismatch: Not a number of bytes.
+        DriverError: The GPU is out of memory.
     """
 
     def __init__(self, device: Device, nbytes: int) -> None:
+        if type(nbytes) is not int or nbytes < 0:
+            raise ArgumentMismatch("workspace", "nbytes", repr(nbytes), "an integer, not negative")
         self._memory = DeviceMemory(device, nbytes)
         self.device = device
         self.nbytes = nbytes
