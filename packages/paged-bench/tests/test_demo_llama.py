@@ -12,7 +12,7 @@ from paged_bench.demo.llama import Llama
 from paged_bench.demo.oracle_backend import OracleBackend
 from paged_bench.demo.rope import half_split_order, read_tables
 from paged_bench.demo.weights import read_weights
-from paged_bench.errors import BackendError
+from paged_bench.errors import BackendError, ModelFileError
 from paged_kv import KVCacheManager, PageGeometry
 
 IDS = [int(i) for i in np.random.default_rng(5).integers(0, 264, 45)]
@@ -114,3 +114,20 @@ def test_values_beyond_the_element_type_are_refused(tmp_path, tiny_model):
     kv = KVCacheManager(geometry, max_sequences=1, max_blocks_per_sequence=4)
     with kv.begin_step(kv.admit([4]), [4]) as step, pytest.raises(BackendError, match="float32"):
         decoder(step.plan(), np.arange(4), np.array([3]))
+
+
+@pytest.mark.parametrize(
+    "key", ["llama.rope.freq_base", "llama.attention.layer_norm_rms_epsilon", "llama.rope.scale_linear"]
+)
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+def test_numbers_that_make_no_angle_or_norm_are_refused(tiny_model, tmp_path, key, value):
+    path = tiny_model(keys={key: value}).write(tmp_path / "model.gguf")
+    with pytest.raises(ModelFileError, match="positive"):
+        read_config(GgufFile(path))
+
+
+def test_a_frequency_divisor_of_zero_is_refused(tiny_model, tmp_path):
+    factors = np.array([1, 2, 0, 1, 1, 1, 1, 1], np.float32)
+    file = GgufFile(tiny_model(tensors={"rope_freqs.weight": factors}).write(tmp_path / "model.gguf"))
+    with pytest.raises(ModelFileError, match="rope_freqs"):
+        read_tables(file, read_config(file), 4)

@@ -186,3 +186,11 @@ def test_quantised_tensors_are_dequantised(tmp_path, tiny_model, kind):
     _, _, weights = load(model.write(tmp_path / "m"))
     expected = gguf.dequantize(gguf.quantize(model.tensors[name], quantised), quantised)
     np.testing.assert_array_equal(weights.blocks[0].gate_up.weight[:, 64:].T, expected)
+
+
+@pytest.mark.parametrize("missing", [1, 2, 3, 4, 7])
+def test_the_last_bytes_are_missed_in_our_own_words(tiny_path, tmp_path, missing):
+    path = tmp_path / "short.gguf"
+    path.write_bytes(tiny_path.read_bytes()[:-missing])
+    with pytest.raises(ModelFileError, match="bytes are wanted at byte"):
+        GgufFile(path)

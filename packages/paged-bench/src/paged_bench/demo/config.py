@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from paged_bench.demo.gguf_file import GgufFile
 from paged_bench.errors import ModelFileError
@@ -133,9 +134,9 @@ def _check(config: LlamaConfig, file: GgufFile) -> None:
             config.rotary_dim % 2 == 0 and config.rotary_dim <= config.head_size,
             f"must be even and at most the head size {config.head_size}",
         ),
-        ("llama.rope.freq_base", config.rope_base > 0.0, "must be positive"),
-        ("llama.rope.scaling.factor", config.rope_factor > 0.0, "must be positive"),
-        ("llama.attention.layer_norm_rms_epsilon", config.epsilon > 0.0, "must be positive"),
+        ("llama.rope.freq_base", 0.0 < config.rope_base < inf, "must be positive and finite"),
+        ("llama.rope.scaling.factor", 0.0 < config.rope_factor < inf, "must be positive and finite"),
+        ("llama.attention.layer_norm_rms_epsilon", 0.0 < config.epsilon < inf, "must be positive and finite"),
     )
     for key, holds, requirement in rules:
         if not holds:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import gguf
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from paged_bench.errors import ModelFileError
 
@@ -31,11 +31,12 @@ class _Reader(gguf.GGUFReader):
     """
 
     def _get(
-        self, offset: int, dtype: object, count: int = 1, *args: object, **kwargs: object
+        self, offset: int, dtype: DTypeLike, count: int = 1, *args: object, **kwargs: object
     ) -> NDArray[np.generic]:
+        wanted, left = int(count) * np.dtype(dtype).itemsize, len(self.data) - int(offset)
+        if wanted > left:
+            raise EOFError(f"{wanted} bytes are wanted at byte {int(offset)}, {max(left, 0)} are left")
         got: NDArray[np.generic] = super()._get(offset, dtype, count, *args, **kwargs)  # type: ignore[arg-type]
-        if len(got) < int(count):
-            raise EOFError(f"{int(count)} items wanted at byte {int(offset)}, {len(got)} left")
         return got
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from paged_bench.demo.config import LlamaConfig
 from paged_bench.demo.gguf_file import GgufFile
+from paged_bench.errors import ModelFileError
 
 ROPE_FACTORS = "rope_freqs.weight"
 
@@ -34,10 +35,17 @@ def half_split_order(heads: int, head_size: int, rotary_dim: int) -> NDArray[np.
 def read_tables(
     file: GgufFile, config: LlamaConfig, positions: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """The model's tables for that many positions, with the file's own frequency divisors if it has them."""
+    """The model's tables for that many positions, with the file's own frequency divisors if it has them.
+
+    Raises:
+        ModelFileError: The divisors are misshapen, or one is not positive.
+    """
     if not file.has_tensor(ROPE_FACTORS):
         return rope_tables(config, positions)
-    return rope_tables(config, positions, file.tensor(ROPE_FACTORS, (config.rotary_dim // 2,)))
+    factors = file.tensor(ROPE_FACTORS, (config.rotary_dim // 2,))
+    if not (factors > 0).all():
+        raise ModelFileError(f"tensor {ROPE_FACTORS!r}", "holds a divisor that is not positive")
+    return rope_tables(config, positions, factors)
 
 
 def rope_tables(
