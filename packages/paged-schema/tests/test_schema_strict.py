@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_schema import Call, InvalidArgument, PagedAttentionAttributes, PagedAttentionInputs, check
 from paged_schema.strict import STATEMENTS, check_values
+from paged_schema.testing import bases
 
 BLOCK = 16
 
@@ -177,3 +178,15 @@ def test_a_step_of_distinct_blocks_always_passes(sequences: list[tuple[int, int]
         "block_table": np.random.default_rng(0).permutation(len(sequences) * columns).reshape(-1, columns),
     }
     assert rule_of(call_of(blocks=len(sequences) * columns), arrays) is None
+
+
+@pytest.mark.parametrize("short", ["cos_cache", "sin_cache"])
+def test_both_rotary_tables_hold_every_position(short: str) -> None:
+    attributes, inputs = bases.latent()
+    call = check(attributes, inputs | {short: "bf16[20, 32]"}, ort="1.30")
+    assert call.rotary_rows == 20
+    steps = {"cumulative_sequence_length": np.array([0, 2, 3]), "past_seqlens": np.array([5, 20])}
+    with pytest.raises(InvalidArgument, match="S07"):
+        check_values(call, steps)
+    open_rows = check(attributes, inputs | {short: "bf16[rows, 32]"})
+    assert open_rows.rotary_rows == 21

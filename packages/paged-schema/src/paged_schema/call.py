@@ -39,7 +39,7 @@ class Call:
         max_blocks: Width of the block table.
         rotary: Whether rotary embedding is applied.
         rotary_dim: Rotated channels; None when the tables' width is not known.
-        rotary_rows: Positions in the rotary tables.
+        rotary_rows: Positions that both rotary tables hold.
         rotary_offset: First rotated channel.
         rotary_interleaved: Pairing style.
         scale: Logit multiplier in effect, a float32 value; 0.0 while a default waits for the head size.
@@ -105,7 +105,6 @@ def resolve(f: Facts, inputs: PagedAttentionInputs, ort: str, outputs_given: boo
         "latent" if f.latent else "packed" if f.packed else "separate"
     )
     table = f.block_table
-    cos = f.cos_cache.shape if f.cos_cache is not None else None
     return Call(
         attributes=f.attributes,
         inputs=inputs,
@@ -129,7 +128,7 @@ def resolve(f: Facts, inputs: PagedAttentionInputs, ort: str, outputs_given: boo
         else None,
         rotary=f.attributes.do_rotary == 1 and f.rd != 0,
         rotary_dim=f.rd,
-        rotary_rows=cos[0] if cos else None,
+        rotary_rows=_rotary_rows(f),
         rotary_offset=f.rotary_offset,
         rotary_interleaved=f.attributes.rotary_interleaved == 1,
         scale=scale,
@@ -155,6 +154,14 @@ def _scale(f: Facts, head_size: int | None) -> tuple[float, Literal["attribute",
     if head_size is None:
         return 0.0, "default"
     return (float32(1.0 / float32(math.sqrt(head_size))) if head_size else math.inf), "default"
+
+
+def _rotary_rows(f: Facts) -> Dim:
+    # Before 1.31 the tables may differ in length.
+    shapes = (spec.shape for spec in (f.cos_cache, f.sin_cache) if spec is not None)
+    rows = [shape[0] for shape in shapes if shape]
+    sizes = [size for row in rows if (size := known(row)) is not None]
+    return min(sizes) if sizes else next(iter(rows), None)
 
 
 def _head_size_elsewhere(f: Facts) -> int | None:
