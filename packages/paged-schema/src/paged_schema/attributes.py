@@ -6,11 +6,12 @@ operator refuses does, and `check` says which rule refuses it.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from paged_schema.errors import InvalidArgument
+from paged_schema.models import TypedModel
 
 Kind = Literal["INT", "FLOAT", "STRING"]
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
@@ -40,7 +41,7 @@ MALFORMED: Final = "MALFORMED"
 """Kind of an attribute that has no type, or data that its type does not name."""
 
 
-class PagedAttentionAttributes(BaseModel):
+class PagedAttentionAttributes(TypedModel):
     """The 16 attributes of `com.microsoft::PagedAttention` (15 before ORT 1.30).
 
     Integers are 64-bit as in the model file; floats are rounded to float32 by `check`, as ORT stores them.
@@ -70,9 +71,6 @@ class PagedAttentionAttributes(BaseModel):
     'SEPARATE'
     """
 
-    # Building the validator takes longer than importing pydantic, so the first use pays for it.
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", defer_build=True)
-
     num_heads: Int64
     kv_num_heads: Int64
     scale: float | None = None
@@ -90,27 +88,13 @@ class PagedAttentionAttributes(BaseModel):
     rotary_offset: Int64 = 0
     is_causal: Int64 | None = None
 
-    def __init__(self, **data: Any) -> None:
-        try:
-            super().__init__(**data)
-        except ValidationError as error:
-            raise _translate(error) from None
+    @classmethod
+    def _refusal(cls, error: ValidationError) -> InvalidArgument:
+        return _translate(error)
 
     @classmethod
-    def model_validate(cls, obj: Any, **options: Any) -> Self:
-        """Build from a mapping, with this package's errors in place of pydantic's."""
-        try:
-            return super().model_validate(obj, **options)
-        except ValidationError as error:
-            raise _translate(error) from None
-
-    @classmethod
-    def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:
-        """Build from JSON text, with this package's errors in place of pydantic's."""
-        try:
-            return super().model_validate_json(json_data, **options)
-        except ValidationError as error:
-            raise _translate(error) from None
+    def _foreign(cls, name: object) -> InvalidArgument:
+        return unknown_attribute(repr(name))
 
 
 def _translate(error: ValidationError) -> InvalidArgument:

@@ -105,7 +105,7 @@ def _attributes(declaration: Declaration) -> PagedAttentionAttributes:
     for attribute in declaration.attributes:
         if KINDS.get(attribute.name) == attribute.kind:
             usable[attribute.name] = attribute.value
-    return PagedAttentionAttributes(**usable)
+    return PagedAttentionAttributes.model_validate(usable)
 
 
 def output_names(count: int) -> tuple[str, ...]:

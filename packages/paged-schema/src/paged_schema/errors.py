@@ -5,9 +5,10 @@ Every error carries the stage and the rule that decided, so that a program can a
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 Stage = Literal["load", "build", "run", "select"]
+MAX_BITS: Final = 1024
 Status = Literal["INVALID_GRAPH", "FAIL", "EXCEPTION", "INVALID_ARGUMENT", "NOT_IMPLEMENTED", "CRASH"]
 
 
@@ -18,7 +19,7 @@ class PagedSchemaError(Exception):
         stage: Where ORT refuses: `load`, `build`, `run` or `select`.
         rule: Stable rule id, such as `L14`.
         subject: The attribute, input or output at fault.
-        got: What was given.
+        got: What was given: numbers, text and tuples of them as they are, anything else as text.
         expected: What is required, in words.
         status: ORT's status class; `CRASH` where ORT dies instead of answering.
     """
@@ -32,6 +33,7 @@ class PagedSchemaError(Exception):
         expected: str,
         status: Status = "INVALID_ARGUMENT",
     ) -> None:
+        got = _kept(got)
         super().__init__(stage, rule, subject, got, expected, status)
         self.stage = stage
         self.rule = rule
@@ -44,7 +46,8 @@ class PagedSchemaError(Exception):
         return f"{self.rule} ({self.stage}) {self.subject}: got {_shown(self.got)}; required: {self.expected}"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, type(self)) and self.args == other.args
+        # As text, for a NaN that was given is the same NaN in a copy.
+        return isinstance(other, type(self)) and repr(self.args) == repr(other.args)
 
     def __hash__(self) -> int:
         return hash((type(self), self.rule, self.subject, self.expected))
@@ -72,7 +75,7 @@ class NotImplementedMode(PagedSchemaError, NotImplementedError):  # noqa: N818 -
         modes: tuple[str, ...] = (),
     ) -> None:
         super().__init__(stage, rule, subject, got, expected, status)
-        self.args = (stage, rule, subject, got, expected, status, modes)
+        self.args = (*self.args, modes)
         self.modes = modes
 
 
@@ -80,10 +83,19 @@ class UnreadableModel(PagedSchemaError, ValueError):  # noqa: N818 - as above
     """The file is no ONNX model, or its structure is too large to audit."""
 
 
+def _kept(value: object) -> object:
+    # An error is pickled, copied, compared and printed, whatever was given.
+    if isinstance(value, tuple | list):
+        return type(value)(map(_kept, value)) if type(value) in (tuple, list) else _shown(value)
+    if type(value) is int:
+        return value if value.bit_length() <= MAX_BITS else "an int too large to print"
+    return value if value is None or type(value) in (str, bool, float) else _shown(value)
+
+
 def _shown(value: object, limit: int = 200) -> str:
     # Python refuses to print an integer of more than 4,300 digits, and an error must never fail itself.
     try:
-        text = value if isinstance(value, str) else repr(value)
+        text = value if isinstance(value, str) and value else repr(value)
     except ValueError:
         text = f"a {type(value).__name__} too large to print"
     return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -154,8 +154,8 @@ class Facts:
         self.explicit_scale = attributes.scale is not None and (
             self.scale != 0 or self.target.provider == "webgpu"
         )
-        self.k_quant = attributes.k_quant_type.upper()
-        self.v_quant = attributes.v_quant_type.upper()
+        self.k_quant = _ascii_upper(attributes.k_quant_type)
+        self.v_quant = _ascii_upper(attributes.v_quant_type)
         self.k_cache_dtype = attributes.k_cache_dtype.lower()
         self.v_cache_dtype = attributes.v_cache_dtype.lower()
         self.latent = attributes.kv_cache_layout == "LATENT"
@@ -193,6 +193,11 @@ class Facts:
     def causal(self) -> bool:
         """Whether the causal mask applies."""
         return self.attributes.is_causal is None or self.attributes.is_causal == 1
+
+
+def _ascii_upper(text: str) -> str:
+    # In C only a to z have a case; Python's upper() would make a long s an S.
+    return text.upper() if text.isascii() else text
 
 
 def _first_type(

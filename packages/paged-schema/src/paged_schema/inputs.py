@@ -5,14 +5,17 @@ A dimension is a number, a symbol or unknown, as in an ONNX file. Nothing here j
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator
 
 from paged_schema.dtypes import UNDEFINED, canonical
 from paged_schema.errors import InvalidArgument
+from paged_schema.models import TypedModel
 
 Dim = int | str | None
+StoredDim = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | str | None
 
 INPUT_NAMES: Final = (
     "query",
@@ -42,7 +45,7 @@ def _tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-class TensorSpec(BaseModel):
+class TensorSpec(TypedModel):
     """Element type and shape of one tensor.
 
     Attributes:
@@ -58,16 +61,21 @@ class TensorSpec(BaseModel):
     ((None,), None, ())
     """
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", defer_build=True)
-
     dtype: str
-    shape: Annotated[tuple[Dim, ...] | None, BeforeValidator(_tuple)] = None
+    shape: Annotated[tuple[StoredDim, ...] | None, BeforeValidator(_tuple)] = None
 
-    def __init__(self, dtype: str, shape: tuple[Dim, ...] | list[Dim] | None = None, **extra: Any) -> None:
-        try:
-            super().__init__(dtype=dtype, shape=shape, **extra)
-        except ValidationError as error:
-            raise _translate(error) from None
+    def __init__(
+        self, dtype: str = "", shape: tuple[Dim, ...] | list[Dim] | None = None, **extra: Any
+    ) -> None:
+        super().__init__(dtype=dtype, shape=shape, **extra)
+
+    @classmethod
+    def _refusal(cls, error: ValidationError) -> InvalidArgument:
+        return _translate(error)
+
+    @classmethod
+    def _foreign(cls, name: object) -> InvalidArgument:
+        return _unknown_name(repr(name))
 
     @field_validator("dtype", mode="after")
     @classmethod
@@ -117,32 +125,28 @@ def _dim(part: str, text: str) -> Dim:
 
 
 def _spec(value: object) -> object:
-    return TensorSpec.parse(value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return TensorSpec.parse(value)
+    return TensorSpec.model_validate(value) if isinstance(value, Mapping) else value
 
 
 Spec = Annotated[TensorSpec | None, BeforeValidator(_spec)]
 
 
-class _Slots(BaseModel):
+class _Slots(TypedModel):
     """Named slots, each a `TensorSpec`, its text, or None for absent."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", defer_build=True)
 
     def __init__(self, **data: Any) -> None:
         # A text is parsed here, and not by pydantic, so that its error is the one that the user sees.
-        parsed = {name: _spec(value) for name, value in data.items()}
-        try:
-            super().__init__(**parsed)
-        except ValidationError as error:
-            raise _translate(error) from None
+        super().__init__(**{name: _spec(value) for name, value in data.items()})
 
     @classmethod
-    def model_validate(cls, obj: Any, **options: Any) -> Self:
-        """Build from a mapping, with this package's errors in place of pydantic's."""
-        try:
-            return super().model_validate(obj, **options)
-        except ValidationError as error:
-            raise _translate(error) from None
+    def _refusal(cls, error: ValidationError) -> InvalidArgument:
+        return _translate(error)
+
+    @classmethod
+    def _foreign(cls, name: object) -> InvalidArgument:
+        return _unknown_name(repr(name))
 
 
 class PagedAttentionInputs(_Slots):
@@ -229,8 +233,14 @@ def _translate(error: ValidationError) -> InvalidArgument:
         return inner
     name = str(detail["loc"][0]) if detail["loc"] else "tensor"
     if detail["type"] == "extra_forbidden":
-        return InvalidArgument(
-            "load", "A02", name, "an unknown name", "a name of the schema", "INVALID_GRAPH"
-        )
+        return _unknown_name(name)
+    return _no_tensor(name, detail["input"])
+
+
+def _unknown_name(name: str) -> InvalidArgument:
+    return InvalidArgument("load", "A02", name, "an unknown name", "a name of the schema", "INVALID_GRAPH")
+
+
+def _no_tensor(name: str, given: object) -> InvalidArgument:
     needed = "an ONNX element type and a shape of numbers, symbols and unknowns"
-    return InvalidArgument("load", "A01", name, detail["input"], needed, "INVALID_GRAPH")
+    return InvalidArgument("load", "A01", name, given, needed, "INVALID_GRAPH")

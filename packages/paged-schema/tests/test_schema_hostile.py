@@ -1,0 +1,125 @@
+"""What a hostile or careless caller hands over: a typed error each time, and never another library's."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+from paged_schema import (
+    InvalidArgument,
+    NotImplementedMode,
+    PagedAttentionAttributes,
+    PagedAttentionInputs,
+    PagedAttentionOutputs,
+    PagedSchemaError,
+    TensorSpec,
+    check,
+)
+from paged_schema.testing import bases
+
+ODD = [
+    math.nan,
+    10**6000,
+    -(2**70),
+    True,
+    b"8",
+    np.int64(8),
+    np.ones(2),
+    [10**6000],
+    object(),
+    (math.nan, {}),
+]
+MODELS = [PagedAttentionAttributes, PagedAttentionInputs, PagedAttentionOutputs, TensorSpec]
+
+
+@pytest.mark.parametrize("got", ODD, ids=lambda value: type(value).__name__)
+def test_an_error_survives_whatever_it_was_given(got: Any) -> None:
+    for kind in (InvalidArgument, NotImplementedMode):
+        error = kind("load", "A01", "tensor", got, "something else")
+        for other in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+            assert other == error
+            assert hash(other) == hash(error)
+            assert str(other) == str(error)
+        assert len(repr(error)) < 1000
+
+
+def test_an_error_keeps_plain_values_as_they_are() -> None:
+    for got in (3, -0.5, "text", None, False, (1, 2, 3), [4, "a"]):
+        assert InvalidArgument("load", "A01", "tensor", got, "x").got == got
+    assert InvalidArgument("run", "R", "a", 1, "x") != InvalidArgument("run", "R", "a", 2, "x")
+    modes = NotImplementedMode("run", "R", "a", 1, "x", modes=("sink",))
+    assert pickle.loads(pickle.dumps(modes)).modes == ("sink",)
+    assert modes != NotImplementedMode("run", "R", "a", 1, "x")
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", [1, None, b"query", (1, 2), math.nan])
+def test_names_that_are_no_text(model: type[TensorSpec], name: Any) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        model.model_validate({name: 1, "dtype": "bf16"})
+    assert caught.value.rule in ("L03", "A02")
+
+
+@pytest.mark.parametrize("name", [1, None, b"query"])
+def test_check_with_names_that_are_no_text(name: Any) -> None:
+    attributes, inputs = bases.latent()
+    with pytest.raises(InvalidArgument, match="L03"):
+        check({**attributes, name: 1}, inputs)
+    with pytest.raises(InvalidArgument, match="A02"):
+        check(attributes, {**inputs, name: "bf16[1]"})
+    with pytest.raises(InvalidArgument, match="A02"):
+        check(attributes, inputs | {"query": {name: 1, "dtype": "bf16"}})
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("text", ["{", "[]", "null", '{"a": 1}', "\ud800", "7"])
+def test_json_and_text_that_is_no_model(model: type[TensorSpec], text: str) -> None:
+    with pytest.raises(PagedSchemaError):
+        model.model_validate_json(text)
+    with pytest.raises(PagedSchemaError):
+        model.model_validate_strings({"num_heads": text, "query": text})
+
+
+def test_any_mapping_will_do() -> None:
+    attributes, inputs = bases.latent()
+    specs = {name: TensorSpec.parse(text) for name, text in inputs.items() if text is not None}
+    shapes = {name: {"dtype": spec.dtype, "shape": spec.shape} for name, spec in specs.items()}
+    call = check(attributes, inputs)
+    assert check(MappingProxyType(attributes), MappingProxyType(inputs)) == call
+    assert check(attributes, shapes) == call
+
+
+def test_a_tensor_without_a_type_is_no_tensor() -> None:
+    for build in (
+        lambda: TensorSpec.model_validate({"shape": [1]}),
+        lambda: PagedAttentionInputs(query={"shape": [1]}),
+        lambda: PagedAttentionInputs.model_validate_json('{"query": {"shape": [1]}}'),
+    ):
+        with pytest.raises(InvalidArgument, match="A01"):
+            build()
+
+
+@pytest.mark.parametrize("size", [2**63, -(2**63) - 1, 10**6000], ids=["above", "below", "huge"])
+def test_dimensions_have_64_bits(size: int) -> None:
+    with pytest.raises(InvalidArgument, match="A01"):
+        TensorSpec("bf16", (size, 2))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_json_keeps_what_is_not_finite(value: float) -> None:
+    given = PagedAttentionAttributes(num_heads=1, kv_num_heads=1, scale=value)
+    again = PagedAttentionAttributes.model_validate_json(given.model_dump_json()).scale
+    assert repr(again) == repr(value)
+
+
+def test_only_ascii_letters_have_a_case() -> None:
+    attributes, inputs = bases.latent()
+    inputs |= {"key_cache": "i8[5, 16, 1, 192]", "k_scale": "f32[1]"}
+    assert check(attributes | {"k_quant_type": "per_tensor"}, inputs).k_quant_type == "PER_TENSOR"
+    with pytest.raises(InvalidArgument, match="C04"):
+        check(attributes | {"k_quant_type": "PER_TEN\u017fOR"}, inputs)
