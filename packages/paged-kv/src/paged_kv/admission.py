@@ -125,7 +125,7 @@ class Request:
 def admit(state: KVState, request: Request) -> Int64Array | CapacityDeferred | UnserviceableRequest:
     """Open rows with a promise; see `KVCacheManager.admit`."""
     table, ledger = state.table, state.ledger
-    hits = _open_hits(request.hits, request.totals)
+    hits = _open_hits(state, request.hits, request.totals)
     hit_blocks = np.zeros(len(request.totals), dtype=np.int64)
     for index, hit in hits:
         hit_blocks[index] = len(hit.pages)
@@ -178,7 +178,9 @@ def _later(state: KVState, needed: int) -> CapacityDeferred | None:
     return CapacityDeferred(needed, max(0, room), max(0, room + state.pool.num_fenced), reason)
 
 
-def _open_hits(hits: Sequence[PrefixHit | None] | None, lengths: Int64Array) -> list[tuple[int, PrefixHit]]:
+def _open_hits(
+    state: KVState, hits: Sequence[PrefixHit | None] | None, lengths: Int64Array
+) -> list[tuple[int, PrefixHit]]:
     if hits is None:
         return []
     if len(hits) != len(lengths):
@@ -191,7 +193,7 @@ def _open_hits(hits: Sequence[PrefixHit | None] | None, lengths: Int64Array) -> 
             "one hit is given to two sequences; look the prompt up once for each", hits=len(pairs)
         )
     for index, hit in pairs:
-        hit.require_open()
+        state.require_hit(hit)
         if hit.num_tokens > lengths[index]:
             raise InvalidLength(
                 f"sequence {index} has {int(lengths[index])} tokens and its hit {hit.num_tokens}",

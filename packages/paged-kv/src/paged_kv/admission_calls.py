@@ -12,11 +12,11 @@ from . import lifecycle
 from .admission import Request, admit
 from .authority import Authority
 from .block_pool import HELD, REF
-from .errors import InvalidLength
+from .errors import InvalidLength, InvalidTenant
 from .outcomes import CapacityDeferred, UnserviceableRequest
 from .prefix_cache import PrefixHit
-from .requirements import require_window
-from .vectors import IntVector, as_lengths
+from .requirements import require_tenant, require_window
+from .vectors import IntVector, as_any_lengths, as_count, as_lengths
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -68,13 +68,14 @@ class AdmissionCalls(Authority):
             int64 handles; or `CapacityDeferred`; or `UnserviceableRequest` when no amount of waiting helps.
 
         Raises:
-            InvalidLength, InvalidWindow: bad arguments.
-            HitClosed: a hit was used before.
+            InvalidLength, InvalidWindow, InvalidTenant: bad arguments.
+            HitClosed, ForeignClaim: a hit was used before, or is none of this manager's.
         """
         state = self._enter()
-        totals = _lengths(total_lens, "total_lens")
+        totals = as_any_lengths(total_lens, "total_lens")
         promises = totals if promise_lens is None else as_lengths(promise_lens, len(totals), "promise_lens")
         require_window(window, 0)
+        require_tenant(tenant)
         request = Request(totals, np.minimum(promises, totals), tenant, window, _no_preemptions(totals), hits)
         return self._apply_leave(admit(state, request))
 
@@ -83,8 +84,12 @@ class AdmissionCalls(Authority):
 
         Raises:
             InvalidLength: not a non-negative integer.
+            InvalidTenant: not a string.
         """
         state = self._enter()
+        if tenant is None:
+            raise InvalidTenant("a quota needs a tenant's name", tenant=None)
+        require_tenant(tenant)
         limit = None if pages is None else int(as_lengths(pages, 1, "pages")[0])
         state.ledger.apply_quota(tenant, limit)
 
@@ -123,19 +128,23 @@ class AdmissionCalls(Authority):
 
         Raises:
             InvalidLength: `total_len` is less than what the sequence had.
-            HitClosed: the hit was used before.
+            InvalidWindow, InvalidTenant: the sequence is not one that `preempt` returned.
+            HitClosed, ForeignClaim: the hit was used before, or is none of this manager's.
         """
         state = self._enter()
-        totals = _lengths(total_len, "total_len")
-        if sequence.num_tokens > totals[0]:
+        totals = as_lengths(total_len, 1, "total_len")
+        require_window(sequence.window, 0)
+        require_tenant(sequence.tenant)
+        num_tokens = as_count(sequence.num_tokens, "num_tokens")
+        counts = as_lengths(sequence.preemptions, 1, "preemptions")
+        if num_tokens > totals[0]:
             raise InvalidLength(
-                f"the sequence had {sequence.num_tokens} tokens; its total cannot be {int(totals[0])}",
+                f"the sequence had {num_tokens} tokens; its total cannot be {int(totals[0])}",
                 given=int(totals[0]),
-                minimum=sequence.num_tokens,
+                minimum=num_tokens,
             )
         optimistic = sequence.preemptions <= state.ledger.max_preemptions
-        promises = np.minimum(totals, sequence.num_tokens + 1) if optimistic else totals
-        counts = np.array([sequence.preemptions], dtype=np.int64)
+        promises = np.minimum(totals, num_tokens + 1) if optimistic else totals
         request = Request(totals, promises, sequence.tenant, sequence.window, counts, [hit])
         return self._apply_leave(admit(state, request))
 
@@ -151,10 +160,6 @@ class AdmissionCalls(Authority):
         cells, batch = table.span(slots, table.first_block[slots], table.n_blocks[slots])
         alone = (state.pool.claims[table.flat[cells]] & HELD) == REF
         return np.bincount(batch[alone], minlength=len(slots)).astype(np.int64)
-
-
-def _lengths(values: IntVector | int, name: str) -> Int64Array:
-    return as_lengths(np.atleast_1d(np.asarray(values)), np.size(values), name)
 
 
 def _no_preemptions(totals: Int64Array) -> Int64Array:

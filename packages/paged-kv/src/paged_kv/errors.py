@@ -66,6 +66,10 @@ class InvalidWindow(KvConfigError):
     """A sliding window must be zero (none) or positive."""
 
 
+class InvalidTenant(KvConfigError):
+    """A tenant is named by a string."""
+
+
 class StorageAlreadyOwned(KvConfigError):
     """A second authority over one cache would hand every page out twice."""
 
@@ -116,6 +120,10 @@ class StalePlan(KvHandleError):
 
 class HitClosed(KvHandleError):
     """The pins were already attached or dropped."""
+
+
+class ForeignClaim(KvHandleError):
+    """The hit, pins or swap were not given out by this manager."""
 
 
 class SwapClosed(KvHandleError):

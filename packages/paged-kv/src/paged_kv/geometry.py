@@ -11,7 +11,7 @@ written here once, count in 64 bits.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import overload
+from typing import TypeGuard, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,24 @@ INT64_MAX = 2**63 - 1
 MIN_BLOCK_SIZE = 16
 
 Int64Array = npt.NDArray[np.int64]
+
+
+def is_integer(value: object) -> TypeGuard[int | np.integer]:
+    """Whether `value` is an integer; a bool is none."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def as_size(name: str, value: object, low: int, high: int) -> int:
+    """A size in ``[low, high]`` as a Python integer, whose products cannot overflow.
+
+    Raises:
+        InvalidGeometry: not an integer, or out of range.
+    """
+    if not is_integer(value) or not low <= value <= high:
+        raise InvalidGeometry(
+            f"{name} is {value!r}; it must be an integer in [{low}, {high}]", name=name, given=repr(value)
+        )
+    return int(value)
 
 
 def check_block_size(block_size: int) -> None:
@@ -37,7 +55,7 @@ def check_block_size(block_size: int) -> None:
 
 
 def _require_int(name: str, value: object) -> None:
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+    if not is_integer(value):
         raise InvalidGeometry(f"{name} is {value!r}; it must be an integer", name=name, given=repr(value))
 
 
@@ -70,7 +88,9 @@ class PageGeometry:
     def __post_init__(self) -> None:
         _require_int("num_blocks", self.num_blocks)
         check_block_size(self.block_size)
-        object.__setattr__(self, "block_shift", int(self.block_size).bit_length() - 1)
+        for name in ("num_blocks", "block_size"):  # NumPy's narrow integers would overflow below
+            object.__setattr__(self, name, int(getattr(self, name)))
+        object.__setattr__(self, "block_shift", self.block_size.bit_length() - 1)
         if self.usable_blocks < 1:
             raise InvalidGeometry(
                 f"num_blocks is {self.num_blocks}; with null_page={self.null_page} the pool needs at least "
@@ -147,6 +167,8 @@ class LatentCacheGeometry:
         for name in names:
             _require_int(name, getattr(self, name))
         check_block_size(self.block_size)
+        for name in (*names, "block_size"):
+            object.__setattr__(self, name, int(getattr(self, name)))
         for name, multiple in (("latent_dim", 8), ("rotary_offset", 8), ("rotary_dim", 16)):
             value = getattr(self, name)
             if value < 0 or value % multiple:
@@ -200,12 +222,14 @@ class LatentCacheGeometry:
             ("offset_in_block", offset_in_block, self.block_size),
             ("channel", channel, self.latent_dim),
         ):
-            if not 0 <= value < bound:
+            if not is_integer(value) or not 0 <= value < bound:
                 raise InvalidGeometry(
-                    f"{name} is {value}; it must lie in [0, {bound})", name=name, given=value
+                    f"{name} is {value!r}; it must be an integer in [0, {bound})",
+                    name=name,
+                    given=repr(value),
                 )
         return latent_element_offset(
-            block_id * self.block_size + offset_in_block, channel, latent_dim=self.latent_dim
+            int(block_id) * self.block_size + int(offset_in_block), int(channel), latent_dim=self.latent_dim
         )
 
 
@@ -230,6 +254,7 @@ def token_major_element_offset(
     ``((block_id * block_size + offset_in_block) * kv_num_heads + head) * head_size + channel``, where the
     inner bracket is the slot. Arrays of any integer type are widened to int64 first.
     """
+    kv_num_heads, head_size = int(kv_num_heads), int(head_size)
     if isinstance(slot, np.ndarray):
         wide = slot.astype(np.int64)
         return np.asarray((wide * kv_num_heads + head) * head_size + channel, dtype=np.int64)

@@ -11,7 +11,7 @@ from .admission import charges, future_need
 from .authority import Authority, Result
 from .block_table import PAD, SWAPPED
 from .branch import fork
-from .requirements import require_window
+from .requirements import require_tenant, require_window
 from .state import KVState
 from .trim import advance_window, truncate
 from .vectors import IntVector, as_count, as_lengths
@@ -96,11 +96,12 @@ class LifecycleCalls(Authority):
 
         Raises:
             NoFreeRow: fewer rows are free.
-            InvalidWindow, UnsupportedSink, InvalidLength: bad arguments.
+            InvalidWindow, InvalidTenant, UnsupportedSink, InvalidLength: bad arguments.
         """
         state = self._enter()
         number = as_count(count, "count")
         require_window(window, sink)
+        require_tenant(tenant)
         return create(state, number, window, tenant)
 
     def release(self, rows: IntVector | int) -> None:

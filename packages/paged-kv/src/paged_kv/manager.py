@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from itertools import count as counter
 
-import numpy as np
-
 from .admission import AdmissionLedger
 from .admission_calls import AdmissionCalls
 from .block_pool import BlockPool
 from .block_table import MAX_ROWS, TAG_MASK, BlockTable
-from .errors import InvalidGeometry
 from .events import EventLog, EventSink
-from .geometry import INT32_MAX, PageGeometry
+from .geometry import INT32_MAX, PageGeometry, as_size
 from .inspection import InspectionCalls
 from .lifecycle import LifecycleCalls
 from .prefix_cache import PrefixCache
@@ -81,26 +78,21 @@ class KVCacheManager(StepCalls, LifecycleCalls, AdmissionCalls, SharingCalls, Sw
         columns = max_blocks_per_sequence
         if columns is None:
             columns = min(geometry.usable_blocks, DEFAULT_COLUMNS)
-        _require_between("max_sequences", max_sequences, 1, MAX_ROWS)
-        _require_between("max_blocks_per_sequence", columns, 1, INT32_MAX // geometry.block_size)
-        _require_between("watermark", watermark, 0, geometry.usable_blocks - 1)
-        _require_between("max_preemptions", max_preemptions, 0, INT32_MAX)
-        _require_between("host_blocks", host_blocks, 0, INT32_MAX)
+        rows = as_size("max_sequences", max_sequences, 1, MAX_ROWS)
+        columns = as_size("max_blocks_per_sequence", columns, 1, INT32_MAX // geometry.block_size)
+        ledger = AdmissionLedger(
+            as_size("watermark", watermark, 0, geometry.usable_blocks - 1),
+            as_size("max_preemptions", max_preemptions, 0, INT32_MAX),
+        )
+        host = HostPool(as_size("host_blocks", host_blocks, 0, INT32_MAX))
         pool, events = BlockPool(geometry), EventLog(list(event_sinks))
         state = KVState(
             geometry=geometry,
             pool=pool,
-            table=BlockTable(max_sequences, columns, next(_tags) & TAG_MASK),
+            table=BlockTable(rows, columns, next(_tags) & TAG_MASK),
             prefix=PrefixCache(pool, events, verify_tokens),
-            ledger=AdmissionLedger(watermark, max_preemptions),
-            host=HostPool(host_blocks),
+            ledger=ledger,
+            host=host,
             events=events,
         )
         super().__init__(state, storage)
-
-
-def _require_between(name: str, value: object, low: int, high: int) -> None:
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or not low <= int(value) <= high:
-        raise InvalidGeometry(
-            f"{name} is {value!r}; it must be an integer in [{low}, {high}]", name=name, given=repr(value)
-        )

@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .block_table import RESIDENT, SWAPPED
-from .errors import InvalidWindow, PageNotResident, PositionEvicted, UnsupportedSink
+from .errors import InvalidTenant, InvalidWindow, PageNotResident, PositionEvicted, UnsupportedSink
+from .geometry import INT32_MAX, is_integer
 from .state import KVState
 
 Int64Array = npt.NDArray[np.int64]
@@ -16,13 +17,25 @@ def require_window(window: int, sink: int) -> None:
     """Refuse windows and sinks that the table cannot express.
 
     Raises:
-        InvalidWindow: negative.
+        InvalidWindow: not an integer, negative, or not an int32.
         UnsupportedSink: any sink.
     """
-    if window < 0:
-        raise InvalidWindow(f"window is {window}; it must be 0 (none) or positive", window=window)
+    if not is_integer(window) or not 0 <= window <= INT32_MAX:
+        raise InvalidWindow(
+            f"window is {window!r}; it must be 0 (none) or a positive int32", window=repr(window)
+        )
     if sink:
         raise UnsupportedSink(f"sink is {sink}; attention sinks are not supported, it must be 0", sink=sink)
+
+
+def require_tenant(tenant: str | None) -> None:
+    """Refuse tenants that are not named by a string.
+
+    Raises:
+        InvalidTenant: neither a string nor None.
+    """
+    if tenant is not None and not isinstance(tenant, str):
+        raise InvalidTenant(f"tenant is {tenant!r}; name it with a string", tenant=repr(tenant))
 
 
 def require_resident(state: KVState, slots: Int64Array) -> None:

@@ -17,6 +17,7 @@ from .errors import (
     RowNotEmpty,
     UnverifiedHash,
 )
+from .geometry import is_integer
 from .hashing import PrefixChain
 from .outcomes import CapacityDeferred
 from .prefix_cache import PagePins, PrefixHit
@@ -59,10 +60,10 @@ class SharingCalls(Authority):
             UnknownSequence, StaleSequenceHandle, RowBusy: bad row.
             RowNotEmpty: the row has tokens or a promise.
             InvalidLength: the row has fewer columns than the hit.
-            HitClosed: the hit was used before.
+            HitClosed, ForeignClaim: the hit was used before, or is none of this manager's.
         """
         state = self._enter()
-        hit.require_open()
+        state.require_hit(hit)
         table, slot = state.table, state.table.resolve_one(row)
         require_one(state, slot)
         if table.seq_len[slot] or table.promised[slot]:
@@ -137,22 +138,24 @@ class SharingCalls(Authority):
         """Take a page whose storage failed out of service for good.
 
         Raises:
-            PageNotOwned: the page is held, is the null page, or does not exist.
+            PageNotOwned: the page is held, perhaps by an open step, is the null page, or does not exist.
         """
         state = self._enter()
         geometry = state.geometry
-        if not geometry.first_page <= page < geometry.num_blocks or state.pool.state[page] in (
-            LIVE,
-            QUARANTINED,
+        if (
+            not is_integer(page)
+            or not geometry.first_page <= page < geometry.num_blocks
+            or state.pool.state[page] in (LIVE, QUARANTINED)
+            or (state.step is not None and page in state.step.shared.sources)  # a rollback needs it
         ):
             raise PageNotOwned(
-                f"page {page} is not a free page of this pool; release its rows first", page=page
+                f"page {page!r} is not a free page of this pool; release its rows first", page=repr(page)
             )
-        self._apply_leave(_apply_quarantine(state, page))
+        self._apply_leave(_apply_quarantine(state, int(page)))
 
     def _drop_pins(self, pins: PagePins) -> None:
         state = self._enter()
-        pins.require_open()
+        state.require_own(pins)
         state.pool.require_pins(pins.pages)
         _apply_drop_pins(state, pins)
 

@@ -16,15 +16,15 @@ import numpy.typing as npt
 from .admission import AdmissionLedger
 from .block_pool import BlockPool, PageChoice
 from .block_table import SWAPPING_IN, SWAPPING_OUT, BlockTable
-from .errors import RowBusy
+from .errors import ForeignClaim, RowBusy
 from .events import EventLog
 from .geometry import PageGeometry
-from .prefix_cache import PagePins, PrefixCache
+from .prefix_cache import PagePins, PrefixCache, PrefixHit
 from .stats import Tally
 
 if TYPE_CHECKING:
     from .step import StepTransaction
-    from .swap import HostPool
+    from .swap import HostPool, SwapPlan
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -81,6 +81,24 @@ class KVState:
     step: StepTransaction | None = None
     recent: RecentBatch = NO_BATCH
     open_pins: dict[int, PagePins] = field(default_factory=dict)
+    open_swaps: dict[int, SwapPlan] = field(default_factory=dict)
+
+    def require_own(self, claim: PagePins | SwapPlan) -> None:
+        """Refuse pins and swaps that this manager does not know: another's, copies, or made by hand.
+
+        Raises:
+            HitClosed, SwapClosed: it was finished before.
+            ForeignClaim: this manager never gave it out.
+        """
+        claim.require_open()
+        if self.open_pins.get(id(claim)) is not claim and self.open_swaps.get(id(claim)) is not claim:
+            raise ForeignClaim(f"this {type(claim).__name__} was not given out by this manager")
+
+    def require_hit(self, hit: PrefixHit) -> None:
+        """As `require_own`, and refuse what is no hit: the pins of a row are not the front of a prompt."""
+        if not isinstance(hit, PrefixHit):
+            raise ForeignClaim(f"a {type(hit).__name__} is not a hit; use what lookup_and_pin returned")
+        self.require_own(hit)
 
     def require_idle(self, slots: Int64Array) -> None:
         """Refuse rows that an open step or an unconfirmed swap holds.

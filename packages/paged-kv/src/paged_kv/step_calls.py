@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import finish
 from .authority import Authority
 from .errors import EpochOutOfOrder, StalePlan
+from .geometry import is_integer
 from .index_buffers import IndexPlanBuffers
 from .index_plan import Batch, PagedIndexPlan, build_fresh, require_contiguous
 from .outcomes import CapacityDeferred, UnserviceableRequest
@@ -48,15 +49,16 @@ class StepCalls(Authority):
         state = self._enter()
         epochs = state.epochs
         last = epochs.launched if state.step is None else state.step.launched_before
-        if not epochs.completed < epoch <= last:
+        if not is_integer(epoch) or not epochs.completed < epoch <= last:
             raise EpochOutOfOrder(
-                f"epoch {epoch} cannot complete: {epochs.completed} is complete and {last} was launched last",
-                epoch=epoch,
+                f"epoch {epoch!r} cannot complete: {epochs.completed} is complete, {last} was launched last",
+                epoch=repr(epoch),
                 completed=epochs.completed,
                 last=last,
             )
         done = [record for record in epochs.pending if record.epoch <= epoch]
-        finish.apply_complete(state, epoch, [(record, finish.still_theirs(state, record)) for record in done])
+        settled = [(record, finish.still_theirs(state, record)) for record in done]
+        finish.apply_complete(state, int(epoch), settled)
 
     def require_current(self, plan: PagedIndexPlan) -> None:
         """Refuse a plan whose rows changed after it was made, or that belongs to an earlier step.

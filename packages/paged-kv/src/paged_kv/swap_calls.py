@@ -47,10 +47,10 @@ class SwapCalls(Authority):
         """The copies are done, or are ordered before whatever comes next.
 
         Raises:
-            SwapClosed: confirmed or cancelled before.
+            SwapClosed, ForeignClaim: confirmed or cancelled before, or none of this manager's.
         """
         state = self._enter()
-        plan.require_open()
+        state.require_own(plan)
         finish = _apply_left if plan.to_host else _apply_returned
         finish(state, plan, charges(state.table, plan.slots))
 
@@ -58,10 +58,10 @@ class SwapCalls(Authority):
         """The copies were not made, or do not count: the rows are where they were.
 
         Raises:
-            SwapClosed: confirmed or cancelled before.
+            SwapClosed, ForeignClaim: confirmed or cancelled before, or none of this manager's.
         """
         state = self._enter()
-        plan.require_open()
+        state.require_own(plan)
         cancel = _apply_cancel_out if plan.to_host else _apply_cancel_in
         cancel(state, plan, charges(state.table, plan.slots))
 
@@ -102,12 +102,18 @@ def _apply_swap_out(state: KVState, plan: SwapPlan, head: int) -> SwapPlan:
     table.state[plan.slots] = SWAPPING_OUT
     table.apply_set_away(plan.slots)
     state.tally.swaps_out += len(plan.slots)
+    state.open_swaps[id(plan)] = plan
     return plan
+
+
+def _apply_finish(state: KVState, plan: SwapPlan) -> None:
+    plan.is_open = False
+    del state.open_swaps[id(plan)]
 
 
 def _apply_left(state: KVState, plan: SwapPlan, charged: Int64Array) -> None:
     table, slots = state.table, plan.slots
-    plan.is_open = False
+    _apply_finish(state, plan)
     need = np.maximum(table.promised[slots] - table.n_blocks[slots], 0)
     for slot in slots:
         table.cells[slot, table.first_block[slot] : table.n_blocks[slot]] = PAD
@@ -121,7 +127,7 @@ def _apply_left(state: KVState, plan: SwapPlan, charged: Int64Array) -> None:
 
 
 def _apply_cancel_out(state: KVState, plan: SwapPlan, _: Int64Array) -> None:
-    plan.is_open = False
+    _apply_finish(state, plan)
     for slot in plan.slots:
         state.host.apply_give_back(int(slot))
     state.table.state[plan.slots] = RESIDENT
@@ -172,11 +178,12 @@ def _apply_swap_in(
     state.ledger.outstanding -= taken
     state.ledger.apply_charge(table.tenant[slots], charges(table, slots) - charged)
     state.tally.swaps_in += len(slots)
+    state.open_swaps[id(plan)] = plan
     return plan
 
 
 def _apply_returned(state: KVState, plan: SwapPlan, _: Int64Array) -> None:
-    plan.is_open = False
+    _apply_finish(state, plan)
     for slot in plan.slots:
         state.host.apply_give_back(int(slot))
     state.table.state[plan.slots] = RESIDENT

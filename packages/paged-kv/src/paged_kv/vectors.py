@@ -8,11 +8,22 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .errors import InvalidLength, UnknownSequence
+from .errors import InvalidLength, KvError, UnknownSequence
 from .geometry import INT32_MAX
 
 Int64Array = npt.NDArray[np.int64]
 IntVector = Int64Array | npt.NDArray[np.integer] | Sequence[int]
+
+
+def _integers(values: object, what: str, wrong: type[KvError]) -> npt.NDArray[np.integer]:
+    """`values` as an array of at most one dimension and any integer type, or the refusal `wrong`."""
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise wrong(f"{what} must be a flat sequence of integers: {error}") from error
+    if array.ndim > 1 or (array.size and array.dtype.kind not in "iu"):
+        raise wrong(f"{what} must be a flat sequence of integers", dtype=str(array.dtype), ndim=array.ndim)
+    return array
 
 
 def as_handles(rows: IntVector | int) -> Int64Array:
@@ -23,12 +34,7 @@ def as_handles(rows: IntVector | int) -> Int64Array:
     """
     if type(rows) is np.ndarray and rows.dtype == np.int64 and rows.ndim == 1:
         return np.asarray(rows, dtype=np.int64)
-    array = np.atleast_1d(np.asarray(rows))
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise UnknownSequence(
-            "handles must be a flat sequence of integers", dtype=str(array.dtype), ndim=array.ndim
-        )
-    return array.astype(np.int64)
+    return np.atleast_1d(_integers(rows, "handles", UnknownSequence)).astype(np.int64)
 
 
 def as_count(value: int | np.integer, name: str) -> int:
@@ -67,11 +73,7 @@ def as_lengths(values: IntVector | int | np.integer, count: int, name: str) -> I
     if type(values) is np.ndarray and values.dtype == np.int64 and values.ndim == 1:
         array = np.asarray(values, dtype=np.int64)
     else:
-        given = np.asarray(values)
-        if given.size and (given.dtype.kind not in "iu" or given.ndim > 1):
-            raise InvalidLength(
-                f"{name} must be a flat sequence of integers", dtype=str(given.dtype), ndim=given.ndim
-            )
+        given = _integers(values, name, InvalidLength)
         if given.dtype == np.uint64 and given.size and int(given.max()) > INT32_MAX:
             raise InvalidLength(f"{name} has {int(given.max())}; at most {INT32_MAX}", given=int(given.max()))
         array = (
@@ -88,3 +90,9 @@ def as_lengths(values: IntVector | int | np.integer, count: int, name: str) -> I
             f"{name} has {bad}; lengths lie in [0, {INT32_MAX}]", given=bad, maximum=INT32_MAX
         )
     return array
+
+
+def as_any_lengths(values: IntVector | int, name: str) -> Int64Array:
+    """As `as_lengths`, for as many values as there are; a single integer is one."""
+    given = _integers(values, name, InvalidLength)
+    return as_lengths(given, given.size, name)

@@ -1,0 +1,171 @@
+"""Arguments of the wrong kind and claims of the wrong owner: a typed error, and nothing changed."""
+
+import copy
+
+import numpy as np
+import pytest
+from paged_kv import (
+    CacheKey,
+    KVCacheManager,
+    LatentCacheGeometry,
+    PageGeometry,
+    PreemptedSequence,
+    PrefixChain,
+    token_major_element_offset,
+)
+from paged_kv.errors import (
+    EpochOutOfOrder,
+    ForeignClaim,
+    InvalidGeometry,
+    InvalidLength,
+    InvalidTenant,
+    InvalidWindow,
+    KvError,
+    PagedSlotOverflow,
+    PageNotOwned,
+    UnknownSequence,
+)
+
+KEY = CacheKey(model="m", dtype="float16", layout="LATENT")
+
+
+def chain_of(tokens) -> PrefixChain:
+    chain = PrefixChain(KEY, 16)
+    chain.extend(tokens)
+    return chain
+
+
+def run(kv: KVCacheManager, rows, lengths) -> None:
+    with kv.begin_step(rows, lengths) as step:
+        step.commit()
+    kv.complete(step.epoch)
+
+
+def manager() -> KVCacheManager:
+    """Row 0 has 40 tokens, two pages of them registered; row 1 is on its way to the host."""
+    kv = KVCacheManager(PageGeometry(21, 16), max_sequences=6, host_blocks=4)
+    rows = kv.create(2)
+    run(kv, rows, [40, 20])
+    kv.register(rows[0], chain_of(range(40)))
+    return kv
+
+
+@pytest.fixture
+def kv() -> KVCacheManager:
+    return manager()
+
+
+def refused(kv: KVCacheManager, kind: type[KvError], call) -> None:
+    before = kv.digest()
+    with pytest.raises(kind):
+        call()
+    assert kv.digest() == before
+    kv.check("full")
+
+
+@pytest.mark.parametrize("window", [1.5, float("nan"), 2**70, 2**63 - 1, "x", True, None])
+def test_windows_that_are_none(kv: KVCacheManager, window) -> None:
+    refused(kv, InvalidWindow, lambda: kv.create(1, window=window))
+    refused(kv, InvalidWindow, lambda: kv.admit(5, window=window))
+    refused(kv, InvalidWindow, lambda: kv.resume(PreemptedSequence(3, 1, window, None), 9))
+
+
+@pytest.mark.parametrize("tenant", [5, b"x", [], np.array([1, 2])])
+def test_tenants_that_are_no_names(kv: KVCacheManager, tenant) -> None:
+    refused(kv, InvalidTenant, lambda: kv.create(1, tenant=tenant))
+    refused(kv, InvalidTenant, lambda: kv.admit(5, tenant=tenant))
+    refused(kv, InvalidTenant, lambda: kv.set_quota(tenant, 3))
+    refused(kv, InvalidTenant, lambda: kv.set_quota(None, 3))
+
+
+@pytest.mark.parametrize("epoch", [2.0, 1.5, True, "x", None, float("nan"), [2], np.array([1, 2])])
+def test_epochs_that_are_no_numbers(kv: KVCacheManager, epoch) -> None:
+    with kv.begin_step(kv.create(1), 1) as step:
+        step.commit()
+    refused(kv, EpochOutOfOrder, lambda: kv.complete(epoch))
+    kv.complete(np.int64(step.epoch))
+
+
+@pytest.mark.parametrize("page", [15.5, True, "x", None, 2**70, float("nan")])
+def test_pages_that_are_no_numbers(kv: KVCacheManager, page) -> None:
+    refused(kv, PageNotOwned, lambda: kv.quarantine(page))
+
+
+@pytest.mark.parametrize("ragged", [[[1], [2, 3]], np.zeros((0, 3))])
+def test_vectors_that_are_not_flat(kv: KVCacheManager, ragged) -> None:
+    refused(kv, UnknownSequence, lambda: kv.release(ragged))
+    refused(kv, InvalidLength, lambda: kv.begin_step([], ragged))
+    refused(kv, InvalidLength, lambda: kv.admit(ragged))
+
+
+@pytest.mark.parametrize("left", [(2**70, 1), (3, 2**70), (3, -1), (-3, 1), (1.5, 1)])
+def test_preempted_sequences_made_by_hand(kv: KVCacheManager, left) -> None:
+    refused(kv, InvalidLength, lambda: kv.resume(PreemptedSequence(*left, 0, None), 10))
+
+
+def test_hits_of_another_manager_copies_and_other_pins(kv: KVCacheManager) -> None:
+    fresh = kv.create(1)[0]
+    mine, other = kv.lookup_and_pin(chain_of(range(40))), manager().lookup_and_pin(chain_of(range(40)))
+    pins = kv.pin(kv.fork(int(kv.create(1)[0]))[0])
+    for claim in (other, copy.copy(mine), pins, None):
+        refused(kv, ForeignClaim, lambda claim=claim: kv.attach(fresh, claim))
+        if claim is not None:
+            refused(kv, ForeignClaim, lambda claim=claim: kv.admit(60, hits=[claim]))
+    refused(kv, ForeignClaim, copy.copy(mine).drop)
+    assert other.is_open
+    assert kv.attach(fresh, mine) is None
+
+
+def test_swaps_of_another_manager_and_copies(kv: KVCacheManager) -> None:
+    [row] = kv.create(1)
+    run(kv, [row], 20)
+    mine, there = kv.swap_out(row), manager()
+    [other_row] = there.create(1)
+    run(there, [other_row], 20)
+    for plan in (there.swap_out(other_row), copy.copy(mine)):
+        refused(kv, ForeignClaim, lambda plan=plan: kv.confirm_swap(plan))
+        refused(kv, ForeignClaim, lambda plan=plan: kv.cancel_swap(plan))
+    kv.confirm_swap(mine)
+    back = kv.swap_in(row)
+    refused(kv, ForeignClaim, lambda: kv.confirm_swap(copy.copy(back)))
+    kv.confirm_swap(back)
+    kv.check("full")
+
+
+def test_a_tenant_without_a_quota_is_charged_from_its_first_page(kv: KVCacheManager) -> None:
+    [row] = kv.create(1, tenant="a")
+    run(kv, [row], 20)
+    kv.check("full")
+    assert len(kv.fork(row, 0)) == 0
+    kv.check("full")
+    kv.set_quota("a", 2)
+    assert kv.begin_step([row], 20).reason == "quota"
+
+
+def test_a_page_that_a_rollback_needs_is_not_quarantined() -> None:
+    kv = KVCacheManager(PageGeometry(21, 16), max_sequences=6)
+    [row] = kv.create(1)
+    run(kv, [row], 16)
+    kv.register(row, chain_of(range(16)))
+    kv.truncate(row, 10)
+    [beam] = kv.fork(row)
+    with kv.begin_step([row, beam], 1) as step:
+        refused(kv, PageNotOwned, lambda: kv.quarantine(int(step.copies.source[0])))
+    kv.check("full")
+
+
+def test_narrow_numpy_integers_do_not_wrap() -> None:
+    for sizes in ((np.int32(2**28), np.int32(16)), (np.int32(2**30), 16)):
+        with pytest.raises(PagedSlotOverflow):
+            PageGeometry(*sizes)
+    assert PageGeometry(np.int8(100), np.int16(16_384)).num_slots == 100 * 16_384
+    kv = KVCacheManager(PageGeometry(9, 16), max_sequences=np.int8(100), host_blocks=np.int8(100))
+    assert kv.stats().num_host_pages_free == 100
+    cache = LatentCacheGeometry(np.int32(2**30), np.int32(64), np.int32(576))
+    assert cache.needs_64_bit_offsets
+    assert cache.latent_element_offset(np.int32(2**29), 3, 5) == (2**29 * 64 + 3) * 576 + 5
+    for block in (1.5, True, "x"):
+        with pytest.raises(InvalidGeometry):
+            cache.latent_element_offset(block, 0, 0)
+    offset = token_major_element_offset(2**30, 0, 0, kv_num_heads=np.int32(8), head_size=np.int32(128))
+    assert offset == 2**40
