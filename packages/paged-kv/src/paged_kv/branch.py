@@ -70,7 +70,7 @@ def _apply_fork(
     if first:
         table.num_advanced += len(new)
     if tenant != NO_TENANT:
-        state.ledger.apply_charge(table.tenant[new], charges(table, np.array(new)))
+        state.ledger.apply_charge(table.tenant[new], charges(table, np.array(new, dtype=np.int64)))
     if new:
         state.pool.apply_share_live(pages, len(new))
     state.tally.forks += len(new)

@@ -62,7 +62,7 @@ def reserve(
     if refusal is not None:
         return refusal
     charged = None
-    if ledger.used or ledger.quotas:
+    if ledger.names:
         before, after = charges(table, slots), np.maximum(table.promised[slots], new_blocks)
         over = ledger.batch_over_quota(table.tenant[slots], before, after)
         if over is not None:
