@@ -13,7 +13,7 @@ from paged_schema.testing import bases
 BLOCK = 16
 
 
-def call_of(*, window: int = -1, blocks: int | str = 8, rows: int = 64, slots: bool = False) -> Call:
+def call_of(*, window: int = -1, blocks: int | str = 8, rows: int | str = 64, slots: bool = False) -> Call:
     attributes = PagedAttentionAttributes(
         num_heads=2, kv_num_heads=1, kv_cache_layout="LATENT", do_rotary=1, local_window_size=window
     )
@@ -190,3 +190,31 @@ def test_both_rotary_tables_hold_every_position(short: str) -> None:
         check_values(call, steps)
     open_rows = check(attributes, inputs | {short: "bf16[rows, 32]"})
     assert open_rows.rotary_rows == 21
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"block_tables": np.zeros((3, 3), np.int32)},
+        {3: np.zeros(3, np.int32)},
+        {"past_seqlens": [30, 40, 0]},
+        {"past_seqlens": np.array([30, 40, 2**63 - 1])},
+        {"past_seqlens": np.array([30, 40, 2**32], np.uint64)},
+        {"cumulative_sequence_length": np.array([0, 2, 2, -(2**40)])},
+        {"key_cache": np.float32(1)},
+        {"key_cache": np.zeros(())},
+        {"cos_cache": np.zeros(())},
+        {"k_scale": np.array(["a"])},
+    ],
+    ids=str,
+)
+def test_arrays_that_are_none_of_the_schemas(arrays: dict[str, np.ndarray]) -> None:
+    assert rule_of(call_of(), step() | arrays) == "S00"
+
+
+def test_tables_that_are_given_are_counted() -> None:
+    call = call_of(rows="rows")
+    assert rule_of(call, step()) is None
+    assert rule_of(call, step() | {"cos_cache": np.zeros((32, 16))}) is None
+    assert rule_of(call, step() | {"cos_cache": np.zeros((31, 16))}) == "S07"
+    assert rule_of(call, step() | {"cos_cache": np.zeros((32, 16)), "sin_cache": np.zeros((31, 16))}) == "S07"

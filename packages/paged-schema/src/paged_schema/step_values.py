@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from paged_schema.call import Call
 from paged_schema.errors import InvalidArgument
 from paged_schema.facts import known
+from paged_schema.inputs import INPUT_NAMES, OUTPUT_NAMES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,6 +40,7 @@ class Values:
         metadata: (2,) or (3,).
         num_blocks: Blocks of the cache, if known.
         tokens: New tokens, if known.
+        rotary_rows: Positions that both rotary tables hold, if known.
     """
 
     call: Call
@@ -49,6 +51,7 @@ class Values:
     metadata: Ints | None
     num_blocks: int | None
     tokens: int | None
+    rotary_rows: int | None
 
     @property
     def lengths(self) -> Ints | None:
@@ -66,11 +69,10 @@ class Values:
 
 def values_of(call: Call, arrays: Mapping[str, AnyArray | None]) -> Values:
     """Gather the arrays of one step, or raise S00."""
-    cache, query, slots = (arrays.get(name) for name in ("key_cache", "query", "slot_mapping"))
-    blocks = known(call.num_blocks) if cache is None else int(cache.shape[0])
-    tokens = known(call.tokens)
-    for counted in (query, slots):
-        tokens = int(counted.shape[0]) if tokens is None and counted is not None and counted.ndim else tokens
+    _check_arrays(arrays)
+    blocks = _rows("key_cache", arrays)
+    counted = (known(call.tokens), _rows("query", arrays), _rows("slot_mapping", arrays))
+    tables = (_rows("cos_cache", arrays), _rows("sin_cache", arrays), known(call.rotary_rows))
     values = Values(
         call,
         cumulative=_integers("cumulative_sequence_length", arrays),
@@ -78,11 +80,33 @@ def values_of(call: Call, arrays: Mapping[str, AnyArray | None]) -> Values:
         table=_checked("block_table", arrays),
         slots=_integers("slot_mapping", arrays),
         metadata=_integers("attention_metadata", arrays),
-        num_blocks=blocks,
-        tokens=tokens,
+        num_blocks=known(call.num_blocks) if blocks is None else blocks,
+        tokens=next((count for count in counted if count is not None), None),
+        rotary_rows=min((rows for rows in tables if rows is not None), default=None),
     )
     _check_lengths(values)
     return values
+
+
+def _check_arrays(arrays: Mapping[str, AnyArray | None]) -> None:
+    import numpy as np
+
+    if not isinstance(arrays, Mapping):
+        raise InvalidArgument("run", "S00", "strict", arrays, "a mapping of schema names to NumPy arrays")
+    for name, array in arrays.items():
+        if name not in INPUT_NAMES + OUTPUT_NAMES:
+            raise InvalidArgument("run", "S00", str(name), "an unknown name", "a name of the schema")
+        if array is not None and not isinstance(array, np.ndarray):
+            raise InvalidArgument("run", "S00", name, type(array).__name__, "a NumPy array")
+
+
+def _rows(name: str, arrays: Mapping[str, AnyArray | None]) -> int | None:
+    array = arrays.get(name)
+    if array is None:
+        return None
+    if array.ndim == 0:
+        raise InvalidArgument("run", "S00", name, "rank 0", "an array with rows")
+    return int(array.shape[0])
 
 
 def _checked(name: str, arrays: Mapping[str, AnyArray | None]) -> AnyArray | None:
@@ -97,7 +121,13 @@ def _checked(name: str, arrays: Mapping[str, AnyArray | None]) -> AnyArray | Non
 
 def _integers(name: str, arrays: Mapping[str, AnyArray | None]) -> Ints | None:
     array = _checked(name, arrays)
-    return None if array is None else array.astype("int64")
+    if array is None:
+        return None
+    if array.dtype.itemsize > 4 and array.size and not -(2**31) <= array.min() <= array.max() < 2**31:
+        raise InvalidArgument(
+            "run", "S00", name, "a number of more than 32 bits", "int32, as the schema says"
+        )
+    return array.astype("int64")
 
 
 def _check_lengths(v: Values) -> None:

@@ -138,7 +138,7 @@ def _blocks(v: Values) -> Fault | None:
 
 
 def _rotary(v: Values) -> Fault | None:
-    rows, totals = known(v.call.rotary_rows), v.totals
+    rows, totals = v.rotary_rows, v.totals
     if not v.call.rotary or rows is None or totals is None or (totals <= rows).all():
         return None
     at = int((totals > rows).argmax())
@@ -233,6 +233,8 @@ TESTS: Final[tuple[Callable[[Values], Fault | None], ...]] = (
 def _check_scale(name: str, scale: AnyArray) -> None:
     import numpy as np
 
+    if scale.dtype.kind not in "fiu":
+        raise InvalidArgument("run", "S00", name, f"{scale.dtype}", "numbers")
     values = np.asarray(scale, dtype="float64")
     good = np.isfinite(values) & (values > 0)
     if not good.all():
