@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from paged_schema import (
+    Capability,
     InvalidArgument,
     NotImplementedMode,
     PagedAttentionAttributes,
     PagedAttentionInputs,
     PagedAttentionOutputs,
     PagedSchemaError,
+    RunValues,
     TensorSpec,
     check,
 )
@@ -123,3 +125,71 @@ def test_only_ascii_letters_have_a_case() -> None:
     assert check(attributes | {"k_quant_type": "per_tensor"}, inputs).k_quant_type == "PER_TENSOR"
     with pytest.raises(InvalidArgument, match="C04"):
         check(attributes | {"k_quant_type": "PER_TEN\u017fOR"}, inputs)
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "name", ["outputs", "declared", "values", "ort", "provider", "extensions", "sm", "strict"]
+)
+def test_arguments_of_check_of_any_kind(name: str, value: Any) -> None:
+    options: dict[str, Any] = {name: value}
+    with pytest.raises(InvalidArgument) as caught:
+        check(*bases.latent(), **options)
+    assert caught.value.rule in ("A01", "A02", "A03", "S00")
+
+
+@pytest.mark.parametrize("value", ["float32", 1, None])
+def test_extensions_are_a_set_of_names(value: Any) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        check(*bases.latent(), extensions=value)
+    assert (caught.value.rule, caught.value.got) == ("A03", value)
+
+
+@pytest.mark.parametrize("sm", [0, -5, 1000])
+def test_compute_capabilities_that_no_device_has(sm: int) -> None:
+    with pytest.raises(InvalidArgument, match="sm"):
+        check(*bases.latent(), sm=sm)
+    check(*bases.latent(), sm=1)
+    check(*bases.latent(), sm=999)
+
+
+def test_outputs_and_declared_may_be_mappings() -> None:
+    attributes, inputs = bases.latent()
+    call = check(attributes, inputs, outputs={"key_cache_out": inputs["key_cache"]}, declared=inputs)
+    assert call.aliases == (("key_cache", "key_cache_out"),)
+    with pytest.raises(InvalidArgument, match="A02"):
+        check(attributes, inputs, outputs={"present_key": "bf16"})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"metadata": [1, 2]},
+        {"metadata": (1, 2.0)},
+        {"metadata": (True, 2)},
+        {"metadata": 3},
+        {"metadata": {1: 2}},
+        {"addresses": (1, 2)},
+        {"addresses": None},
+        {"addresses": {"key_cache": "here"}},
+        {"kv_tokens": 1.5},
+    ],
+)
+def test_host_values_that_are_no_numbers(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="A03"):
+        RunValues(**fields)
+
+
+@pytest.mark.parametrize("entries", [(), (1,), (1, 2, 3, 4)])
+def test_host_metadata_of_another_length_than_declared(entries: tuple[int, ...]) -> None:
+    attributes, inputs = bases.latent()
+    with pytest.raises(InvalidArgument, match="P05"):
+        check(attributes, inputs | {"attention_metadata": "i32[2]"}, values=RunValues(metadata=entries))
+
+
+@pytest.mark.parametrize("version", ["1", "x.y", "", "1.28", None, 1.31])
+def test_capabilities_of_versions_that_are_not_known(version: Any) -> None:
+    for make in (Capability.webgpu_separate, Capability.ort_cuda):
+        with pytest.raises(InvalidArgument, match="A03"):
+            make(version)
+    assert Capability.webgpu_separate("1.31.1").supports("head_sink")

@@ -7,6 +7,7 @@ A row names one rule, a change to a base that breaks it and nothing before it, a
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -512,6 +513,39 @@ def test_webgpu_reads_the_presence_of_scale_and_lists_what_it_lacks() -> None:
     assert caught.value.modes == ("mode latent", "narrower_v_head_size", "rotary_offset")
     assert verdict(LATENT, specs | {"provider": "webgpu", "scale": None}) == "R06c"
     assert verdict(LATENT, {"provider": "webgpu"}) == "N02"
+
+
+NO_TABLES = {"cos_cache": None, "sin_cache": None}
+
+
+@pytest.mark.parametrize(
+    ("ort", "change", "modes"),
+    [
+        ("1.31", {"softcap": -1.0}, ("inactive_softcap",)),
+        ("1.31", {"softcap": math.nan}, ("inactive_softcap",)),
+        ("1.31", {"softcap": 1e-60}, ()),
+        ("1.30", {"local_window_size": 0}, ("inactive_local_window",)),
+        ("1.30", {"local_window_size": 2**32 - 1}, ()),
+        ("1.31", {"local_window_size": 0}, ()),
+        ("1.31", {"k_quant_type": "none"}, ("other_letter_case",)),
+        ("1.31", {"v_cache_dtype": "Float16"}, ("other_letter_case",)),
+        ("1.31", {"v_cache_dtype": "float16"}, ()),
+        # What it lacks comes before the tables that it wants, and the shapes before both.
+        ("1.31", NO_TABLES | {"softcap": 3.0}, ("softcap",)),
+        ("1.31", NO_TABLES, "P01"),
+        ("1.31", {"softcap": 3.0, "past_seqlens": "i32[7]"}, "R09b"),
+    ],
+)
+def test_webgpu_goes_by_the_attributes_as_written(ort: str, change: dict[str, Any], modes: object) -> None:
+    _, inputs = SEPARATE()
+    specs = {name: spec.replace("bf16", "f16") for name, spec in inputs.items() if spec}
+    given = specs | {"provider": "webgpu", "ort": ort} | change
+    if modes == ():
+        assert decide(SEPARATE, given).provider == "webgpu"
+        return
+    with pytest.raises((NotImplementedMode, InvalidArgument)) as caught:
+        decide(SEPARATE, given)
+    assert modes in (getattr(caught.value, "modes", None), caught.value.rule)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from paged_schema.attributes import PagedAttentionAttributes
 from paged_schema.call import Call
 from paged_schema.errors import NotImplementedMode
-from paged_schema.facts import known
+from paged_schema.facts import float32, int32, known, minor_of
 
 T_ALL: Final = frozenset({"float16", "bfloat16"})
 CACHES_ALL: Final = T_ALL | {"int8", "float8e4m3fn", "uint8"}
@@ -28,8 +29,17 @@ FEATURES: Final[dict[str, Callable[[Call], bool]]] = {
     "attention_metadata": lambda call: call.has_metadata,
     "non_causal": lambda call: not call.causal,
     "interleaved_rotary": lambda call: call.rotary and call.rotary_interleaved,
+    "inactive_softcap": lambda call: _given_but_off(call.attributes.softcap) and call.softcap == 0,
+    "inactive_local_window": lambda call: (
+        int32(call.attributes.local_window_size) not in (-1, call.local_window_size)
+    ),
+    "other_letter_case": lambda call: not _in_schema_case(call.attributes),
 }
-"""The optional parts of the operator, and when a call uses them."""
+"""The optional parts of the operator, and when a call uses them.
+
+The last three change no result: they are values that most backends treat as "off", or as the same word.
+"""
+HARMLESS: Final = frozenset({"inactive_softcap", "inactive_local_window", "other_letter_case"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +101,14 @@ class Capability:
 
     @classmethod
     def webgpu_separate(cls, version: str = "1.31") -> Capability:
-        """ORT's WebGPU kernel: fp16 SEPARATE; window and sink from 1.31 on."""
+        """ORT's WebGPU kernel: fp16 SEPARATE; window and sink from 1.31 on.
+
+        It goes by the attributes as written: any softcap but 0, any window but -1 before 1.31, and names in
+        another letter case are as good as in use.
+        """
         features = {"interleaved_rotary"}
-        if int(version.split(".")[1]) >= 31:
-            features |= {"local_window", "head_sink"}
+        if minor_of(version) >= 31:
+            features |= {"local_window", "inactive_local_window", "head_sink"}
         return cls(
             f"ORT {version} WebGPU",
             frozenset({"separate", "packed"}),
@@ -107,13 +121,13 @@ class Capability:
     def glm_dense_mla_latent(cls) -> Capability:
         """The dense-MLA subset: one latent head in fp16 or bf16; no quantisation, sink or norms."""
         features = {"local_window", "softcap", "narrower_v_head_size", "rotary_offset", "slot_mapping"}
-        features |= {"attention_metadata", "interleaved_rotary"}
+        features |= {"attention_metadata", "interleaved_rotary"} | HARMLESS
         return cls("dense MLA, LATENT", frozenset({"latent"}), features=frozenset(features))
 
     @classmethod
     def ort_cuda(cls, version: str = "1.31") -> Capability:
         """ORT's CUDA kernels, all of them; `paged_schema.backends.explain` says which one serves."""
-        minor = int(version.split(".")[1])
+        minor = minor_of(version)
         features = set(FEATURES)
         if minor < 30:
             features -= {"non_causal"}
@@ -140,6 +154,16 @@ def require(call: Call, capability: Capability) -> None:
     if modes:
         expected = f"what {capability.name} implements"
         raise NotImplementedMode("select", "N03", capability.name, ", ".join(modes), expected, modes=modes)
+
+
+def _given_but_off(value: float | None) -> bool:
+    return value is not None and float32(value) != 0
+
+
+def _in_schema_case(attributes: PagedAttentionAttributes) -> bool:
+    types = (attributes.k_quant_type, attributes.v_quant_type)
+    dtypes = (attributes.k_cache_dtype, attributes.v_cache_dtype)
+    return all(name == name.upper() for name in types) and all(name == name.lower() for name in dtypes)
 
 
 def _over_limits(call: Call, limits: Limits) -> list[str]:

@@ -7,36 +7,40 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from paged_schema import rules
 from paged_schema.attributes import PagedAttentionAttributes
 from paged_schema.call import Call, resolve
 from paged_schema.capability import Capability, require
 from paged_schema.dtypes import UNDEFINED
-from paged_schema.errors import InvalidArgument, NotImplementedMode, PagedSchemaError, Stage
-from paged_schema.facts import Facts, RunValues, Target
+from paged_schema.errors import InvalidArgument, NotImplementedMode, Stage
+from paged_schema.facts import ORT_VERSIONS as ORT_VERSIONS
+from paged_schema.facts import Facts, RunValues, Target, minor_of, unknown
 from paged_schema.inputs import PagedAttentionInputs, PagedAttentionOutputs, TensorSpec
+from paged_schema.models import TypedModel
 from paged_schema.rules.registry import STAGES
 from paged_schema.strict import check_values
 
 if TYPE_CHECKING:
     from paged_schema.step_values import AnyArray
 
-ORT_VERSIONS: Final = ("1.29", "1.30", "1.31", "1.32")
 PROVIDERS: Final = ("cuda", "webgpu", "cpu", "paged-cuda")
 EXTENSIONS: Final = frozenset({"float32"})
 SESSION: Final[tuple[Stage, ...]] = ("load", "build")
 RUN: Final[tuple[Stage, ...]] = ("run", "select")
+SELECT: Final[tuple[Stage, ...]] = ("select",)
+MAX_SM: Final = 999
 NO_EXTENSIONS: Final[frozenset[str]] = frozenset()
+M = TypeVar("M", bound=TypedModel)
 
 
 def check(
     attributes: PagedAttentionAttributes | Mapping[str, Any],
     inputs: PagedAttentionInputs | Mapping[str, Any],
     *,
-    outputs: PagedAttentionOutputs | None = None,
-    declared: PagedAttentionInputs | None = None,
+    outputs: PagedAttentionOutputs | Mapping[str, Any] | None = None,
+    declared: PagedAttentionInputs | Mapping[str, Any] | None = None,
     ort: str = "1.31",
     provider: str = "cuda",
     extensions: Iterable[str] = NO_EXTENSIONS,
@@ -76,23 +80,38 @@ def check(
     >>> call.mode, call.head_size, call.group_size, call.scale
     ('separate', 64, 2, 0.125)
     """
-    target = target_of(ort, provider, frozenset(extensions), sm)
-    if not isinstance(attributes, PagedAttentionAttributes):
-        attributes = PagedAttentionAttributes.model_validate(attributes)
-    if not isinstance(inputs, PagedAttentionInputs):
-        inputs = PagedAttentionInputs.model_validate(inputs)
-    facts = Facts(
-        target, attributes, inputs.slots(), outputs.slots() if outputs else _one_output(), values=values
-    )
-    if declared is None:
-        run_rules(facts)
-    else:
-        run_rules(Facts(target, attributes, declared.slots(), facts.outputs), SESSION)
-        run_rules(facts, RUN)
-    call = require_provider(resolve(facts, inputs, f"1.{target.minor}", outputs is not None))
+    target = target_of(ort, provider, extensions, sm)
+    attributes = _model(PagedAttentionAttributes, attributes)
+    inputs = _model(PagedAttentionInputs, inputs)
+    if values is not None and not isinstance(values, RunValues):
+        raise unknown("values", values, "a RunValues")
+    slots = _one_output() if outputs is None else _model(PagedAttentionOutputs, outputs).slots()
+    facts = Facts(target, attributes, inputs.slots(), slots, values=values)
+    stages = STAGES
+    if declared is not None:
+        run_rules(Facts(target, attributes, _model(PagedAttentionInputs, declared).slots(), slots), SESSION)
+        stages = RUN
+    call = decide(facts, inputs, outputs_given=outputs is not None, stages=stages)
     if strict is not None:
         check_values(call, strict)
     return call
+
+
+def decide(
+    facts: Facts, inputs: PagedAttentionInputs, *, outputs_given: bool, stages: tuple[Stage, ...] = STAGES
+) -> Call:
+    """Return the call of a node that passes those stages and that the provider implements."""
+    # WebGPU's kernel says what it lacks before it asks anything that is not about shapes.
+    late = SELECT if facts.target.provider == "webgpu" else ()
+    run_rules(facts, tuple(stage for stage in stages if stage not in late))
+    call = require_provider(resolve(facts, inputs, f"1.{facts.target.minor}", outputs_given))
+    if late:
+        run_rules(facts, late)
+    return call
+
+
+def _model(kind: type[M], given: M | Mapping[str, Any]) -> M:
+    return given if isinstance(given, kind) else kind.model_validate(given)
 
 
 def require_provider(call: Call) -> Call:
@@ -125,18 +144,28 @@ def _one_output() -> tuple[TensorSpec, ...]:
     return (TensorSpec(UNDEFINED),)
 
 
-@lru_cache(maxsize=64)
-def target_of(ort: str, provider: str, extensions: frozenset[str], sm: int) -> Target:
+def target_of(ort: str, provider: str, extensions: Iterable[str], sm: int) -> Target:
     """Return whose contract decides, or raise A03."""
-    version = ".".join(str(ort).split(".")[:2])
-    if version not in ORT_VERSIONS:
-        raise _unknown("ort", ort, f"one of {', '.join(ORT_VERSIONS)}")
+    for name, given, kind in (("ort", ort, str), ("provider", provider, str), ("sm", sm, int)):
+        if not isinstance(given, kind) or isinstance(given, bool):
+            raise unknown(name, given, f"a value of type {kind.__name__}")
+    return _target(ort, provider, _extensions(extensions), sm)
+
+
+def _extensions(given: object) -> frozenset[str]:
+    names = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (None,)
+    if not all(isinstance(name, str) for name in names):
+        raise unknown("extensions", given, "a set of names: float32 or nothing")
+    return frozenset(map(str, names))
+
+
+@lru_cache(maxsize=64)
+def _target(ort: str, provider: str, extensions: frozenset[str], sm: int) -> Target:
+    minor = minor_of(ort)
     if provider not in PROVIDERS:
-        raise _unknown("provider", provider, f"one of {', '.join(PROVIDERS)}")
+        raise unknown("provider", provider, f"one of {', '.join(PROVIDERS)}")
     if not extensions <= EXTENSIONS:
-        raise _unknown("extensions", sorted(map(str, extensions - EXTENSIONS)), "float32 or nothing")
-    return Target(int(version.partition(".")[2]), provider, extensions, sm)
-
-
-def _unknown(subject: str, got: object, expected: str) -> PagedSchemaError:
-    return InvalidArgument("load", "A03", subject, got, expected, "INVALID_GRAPH")
+        raise unknown("extensions", sorted(extensions - EXTENSIONS), "float32 or nothing")
+    if not 0 < sm <= MAX_SM:
+        raise unknown("sm", sm, f"major * 10 + minor, 1 to {MAX_SM}")
+    return Target(minor, provider, extensions, sm)

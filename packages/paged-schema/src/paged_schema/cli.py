@@ -85,7 +85,7 @@ def _target_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _audit(options: argparse.Namespace) -> int:
-    target_of(options.ort, options.provider, frozenset(), options.sm)
+    target_of(options.ort, options.provider, (), options.sm)
     from paged_schema import report
     from paged_schema.audit import Settings, audit
 
@@ -115,7 +115,7 @@ def _bindings(given: Sequence[str]) -> dict[str, int]:
 def _applicability(options: argparse.Namespace) -> int:
     from paged_schema import applicability
 
-    target_of(options.ort, options.provider, frozenset(), options.sm)
+    target_of(options.ort, options.provider, (), options.sm)
     plan = applicability.Plan(
         tensor_parallel=options.tensor_parallel,
         block_size=options.block_size,

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from paged_schema.attributes import KINDS, PagedAttentionAttributes
-from paged_schema.call import Call, resolve
-from paged_schema.check import NO_EXTENSIONS, require_provider, run_rules, target_of
+from paged_schema.call import Call
+from paged_schema.check import NO_EXTENSIONS, decide, target_of
 from paged_schema.facts import Facts, RunValues
 from paged_schema.inputs import (
     INPUT_NAMES,
@@ -82,7 +82,7 @@ def check_declaration(
     values: RunValues | None = None,
 ) -> Call:
     """Check a node as a file declares it; the arguments and errors are those of `check`."""
-    target = target_of(ort, provider, frozenset(extensions), sm)
+    target = target_of(ort, provider, extensions, sm)
     kinds = tuple((attribute.name, attribute.kind) for attribute in declaration.attributes)
     slots = declaration.inputs + (None,) * (len(INPUT_NAMES) - len(declaration.inputs))
     facts = Facts(
@@ -94,9 +94,9 @@ def check_declaration(
         input_slots=len(declaration.inputs),
         values=values,
     )
-    run_rules(facts)
-    inputs = PagedAttentionInputs(**dict(zip(INPUT_NAMES, slots, strict=True)))
-    return require_provider(resolve(facts, inputs, f"1.{target.minor}", outputs_given=True))
+    # Slots beyond the schema's are there only for the rule that refuses them.
+    inputs = PagedAttentionInputs(**dict(zip(INPUT_NAMES, slots, strict=False)))
+    return decide(facts, inputs, outputs_given=True)
 
 
 def _attributes(declaration: Declaration) -> PagedAttentionAttributes:

@@ -14,8 +14,10 @@ from typing import Final
 
 from paged_schema.attributes import KINDS, PagedAttentionAttributes
 from paged_schema.dtypes import UNDEFINED
+from paged_schema.errors import InvalidArgument
 from paged_schema.inputs import Dim, TensorSpec
 
+ORT_VERSIONS: Final = ("1.29", "1.30", "1.31", "1.32")
 QUANTISED: Final = frozenset({"int8", "uint8", "float8e4m3fn"})
 MODEL_KINDS: Final = tuple((name, kind) for name, kind in KINDS.items() if name != "is_causal")
 MODEL_KINDS_CAUSAL: Final = tuple(KINDS.items())
@@ -35,6 +37,26 @@ class RunValues:
     addresses: Mapping[str, int] = field(default_factory=dict)
     kv_tokens: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.metadata is not None and not _is_tuple_of_ints(self.metadata):
+            raise unknown("metadata", self.metadata, "a tuple of ints")
+        if not _is_map_to_ints(self.addresses):
+            raise unknown("addresses", self.addresses, "a mapping of names to ints")
+        if self.kv_tokens is not None and not _is_int(self.kv_tokens):
+            raise unknown("kv_tokens", self.kv_tokens, "an int")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_tuple_of_ints(value: object) -> bool:
+    return isinstance(value, tuple) and all(map(_is_int, value))
+
+
+def _is_map_to_ints(value: object) -> bool:
+    return isinstance(value, Mapping) and all(map(_is_int, value.values()))
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -51,6 +73,19 @@ class Target:
     provider: str
     extensions: frozenset[str] = frozenset()
     sm: int = 80
+
+
+def minor_of(version: object) -> int:
+    """Return the minor number of a version of ORT, whatever its patch number, or raise A03."""
+    short = ".".join(version.split(".")[:2]) if isinstance(version, str) else ""
+    if short not in ORT_VERSIONS:
+        raise unknown("ort", version, f"one of {', '.join(ORT_VERSIONS)}")
+    return int(short.partition(".")[2])
+
+
+def unknown(subject: str, got: object, expected: str) -> InvalidArgument:
+    """A03: an argument that names nothing."""
+    return InvalidArgument("load", "A03", subject, got, expected, "INVALID_GRAPH")
 
 
 def known(dim: Dim) -> int | None:

@@ -66,8 +66,8 @@ def _(f: Facts) -> Fault | None:
     entries = f.values.metadata if f.values is not None else None
     if entries is None or f.metadata_spec is None or _empty(f):
         return None
-    if any(entry < 0 for entry in entries):
-        return Fault("attention_metadata", entries, "entries of 0 or above")
+    if len(entries) not in (2, 3) or any(entry < 0 for entry in entries):
+        return Fault("attention_metadata", entries, "2 or 3 entries of 0 or above")
     bound = _kv_bound(f, entries[1]) if len(entries) == 3 else None
     if bound is None or entries[2] <= bound:
         return None
