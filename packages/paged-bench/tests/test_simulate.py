@@ -95,7 +95,7 @@ def test_generated_traffic_is_what_was_stated() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"rate": 0}, {"requests": 0}, {"shared": 2}, {"prefix": -1}, {"spread": -1}]
+    "change", [{"rate": 0}, {"requests": 0}, {"shared": 2}, {"prefix": -1}, {"spread": -1}, {"seed": -1}]
 )
 def test_traffic_that_cannot_be_is_refused(change: dict) -> None:
     with pytest.raises(TraceError):
@@ -124,6 +124,10 @@ def test_a_trace_file_is_sorted_and_read(tmp_path: Path) -> None:
         "arrival,prompt,output\n1,2\n",
         "arrival,prompt,output\nnan,2,3\n",
         "arrival,prompt,output,prefix_group,prefix\n1,2,3,0,9\n",
+        f"arrival,prompt,output,prefix_group,prefix\n1,2,3,{2**70},1\n",
+        "arrival,prompt,output,prefix_group,prefix\n1,2,3,-5,1\n",
+        f"arrival,prompt,output\n1,{2**31 - 1},{2**31 - 1}\n",
+        "arrival,prompt,output\n1,2," + "9" * 200_000,
     ],
 )
 def test_a_broken_trace_file_is_one_error(tmp_path: Path, text: str) -> None:
@@ -183,3 +187,51 @@ def test_the_command_hangs_on_a_command_line(capsys: pytest.CaptureFixture[str])
     values = parser.parse_args(["simulate", "--requests", "5", "--pages", "100", "--prefix", "16"])
     assert values.run(values) == 0
     assert "5 of 5" in capsys.readouterr().out
+
+
+def test_a_trace_file_that_is_no_text_is_one_error(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes(b"\xff\xfearrival")
+    with pytest.raises(TraceError, match=r"trace\.csv"):
+        read_csv(path)
+
+
+def test_a_broken_line_is_counted_as_an_editor_does(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival,prompt,output\n\n\n1,2,x\n")
+    with pytest.raises(TraceError, match="line 4"):
+        read_csv(path)
+
+
+def test_a_spreadsheet_s_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes(b"\xef\xbb\xbfarrival, prompt, output\r\n1, 2, 3\r\n")
+    assert read_csv(path).output.tolist() == [3]
+
+
+def test_a_prefix_that_never_fits_is_not_hashed(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival,prompt,output,prefix_group,prefix\n1,2000000000,3,1,1900000000\n2,5,3,,\n")
+    outcome = Simulation(read_csv(path), Engine(blocks=8), TimeModel()).run()
+    assert (outcome.finished, outcome.refused) == (1, 1)
+
+
+@pytest.mark.parametrize("start", [-1e6, 1.7e9])
+def test_arrivals_may_count_from_any_moment(start: float) -> None:
+    requests = [(0.0, 20, 5), (1.0, 20, 5)]
+    plain, moved = trace_of(*requests), trace_of(*[(start + at, *rest) for at, *rest in requests])
+    engine = Engine(blocks=8)
+    first, second = (Simulation(trace, engine, TimeModel()).run() for trace in (plain, moved))
+    assert second.queue_waits == pytest.approx(first.queue_waits, abs=1e-5)
+    shown = [
+        table(trace, engine, outcome).splitlines() for trace, outcome in ((plain, first), (moved, second))
+    ]
+    assert [line for line in shown[0] if line.startswith("simulated")] == [
+        line for line in shown[1] if line.startswith("simulated")
+    ]
+    x = [
+        float(point.split(",")[0])
+        for point in svg(engine, second.samples).split('points="')[1].split('"')[0].split()
+    ]
+    assert min(x) == 56
+    assert max(x) == 804

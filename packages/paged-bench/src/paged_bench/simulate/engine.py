@@ -151,7 +151,7 @@ class Simulation:
         self.preempted: deque[tuple[int, PreemptedSequence, int]] = deque()
         self.started = np.full(len(trace), np.nan)
         self.ended = np.full(len(trace), np.nan)
-        self.clock = 0.0
+        self.clock = float(trace.arrival[0])
         self.arrived = self.refused = self.finished = self.deferred_steps = self.steps = self.tokens = 0
         self.starts = self.hits = self.hit_tokens = 0
         self.queue: deque[int] = deque()
@@ -259,6 +259,8 @@ class Simulation:
         """The digests of a prompt's common prefix; one token more lets its last full block hit."""
         group, prefix = int(self.trace.group[index]), int(self.trace.prefix[index])
         if not self.engine.prefix_cache or group == NO_GROUP or prefix >= int(self.trace.prompt[index]):
+            return None
+        if prefix > self.engine.blocks * self.engine.block_size:  # it never fits: spare the hashing
             return None
         chain = self.chains.get((group, prefix))
         if chain is None:

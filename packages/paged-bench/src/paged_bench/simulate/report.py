@@ -16,13 +16,14 @@ def table(trace: Trace, engine: Engine, outcome: Outcome) -> str:
     """What a user sizes a pool by, one figure a line."""
     stats, samples = outcome.stats, outcome.samples
     used = np.array(samples.used) / outcome.usable
+    seconds = outcome.seconds - float(trace.arrival[0])
     waits, latencies = _percentiles(outcome.queue_waits), _percentiles(outcome.latencies)
     rows = [
         ("traffic", trace.source),
         ("pool", f"{engine.blocks} pages of {engine.block_size} tokens, batch up to {engine.max_batch}"),
         ("finished", f"{outcome.finished} of {len(trace)}; {outcome.refused} can never fit"),
-        ("simulated time", f"{outcome.seconds:.1f} s, {outcome.steps} steps"),
-        ("tokens", f"{outcome.tokens} written, {outcome.tokens / max(outcome.seconds, 1e-9):.0f} a second"),
+        ("simulated time", f"{seconds:.1f} s, {outcome.steps} steps"),
+        ("tokens", f"{outcome.tokens} written, {outcome.tokens / max(seconds, 1e-9):.0f} a second"),
         ("pages in use", f"{used.mean():.1%} on average, {used.max():.1%} at most"),
         ("wait to start", f"{waits[0]:.2f} s median, {waits[1]:.2f} s p99"),
         ("latency", f"{latencies[0]:.2f} s median, {latencies[1]:.2f} s p99"),
@@ -77,7 +78,8 @@ def svg(engine: Engine, samples: Samples) -> str:
 def _panel(
     y: int, title: str, top: int, time: Sequence[float], lines: Sequence[tuple[str, Sequence[int], str]]
 ) -> str:
-    end, span = max(time[-1], 1e-9), WIDTH - 2 * MARGIN
+    start, span = time[0], WIDTH - 2 * MARGIN
+    end = max(time[-1] - start, 1e-9)
     parts = [
         f'<rect x="{MARGIN}" y="{y}" width="{span}" height="{HEIGHT}" fill="none" stroke="#999"/>',
         f'<text x="{MARGIN}" y="{y - 8}">{title}</text>',
@@ -87,7 +89,7 @@ def _panel(
     ]
     for index, (name, values, colour) in enumerate(lines):
         points = " ".join(
-            f"{MARGIN + span * t / end:.1f},{y + HEIGHT * (1 - value / top):.1f}"
+            f"{MARGIN + span * (t - start) / end:.1f},{y + HEIGHT * (1 - value / top):.1f}"
             for t, value in zip(time, values, strict=True)
         )
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>')

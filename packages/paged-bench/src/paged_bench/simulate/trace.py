@@ -107,6 +107,7 @@ def _check(traffic: Traffic) -> None:
         ("shared", traffic.shared, 0, 1),
         ("groups", traffic.groups, 1, 10**6),
         ("prefix", traffic.prefix, 0, MAX_TOKENS // 4),
+        ("seed", traffic.seed, 0, 2**63 - 1),
     )
     for name, value, low, high in limits:
         if not low <= value <= high:
@@ -116,26 +117,33 @@ def _check(traffic: Traffic) -> None:
 def read_csv(path: Path) -> Trace:
     """Read a trace: a header with arrival, prompt and output, and perhaps prefix_group and prefix.
 
-    Arrivals are seconds; lengths are tokens; a prefix is the front of the prompt that all requests of its
-    group share.
+    Arrivals are seconds on any clock; lengths are tokens; a prefix is the front of the prompt that all
+    requests of its group share.
 
     Raises:
         TraceError: a column is missing or a value is not what it must be; names the line.
         OSError: the file cannot be read.
     """
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
-        if missing:
-            header = f"its header must name {', '.join(COLUMNS)}"
-            raise TraceError(str(path), f"no column {', '.join(missing)}", header)
-        rows = [_row(path, number, values) for number, values in enumerate(reader, start=2)]
+    try:
+        rows = _rows(path)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise TraceError(str(path), f"it is not a CSV file in UTF-8: {error}") from error
     if not rows:
         raise TraceError(str(path), "it holds no requests")
     rows.sort(key=lambda row: row[0])
     arrival = np.array([row[0] for row in rows], dtype=np.float64)
     prompt, output, group, prefix = np.array([row[1:] for row in rows], dtype=np.int64).T
     return Trace(arrival, prompt, output, group, prefix, f"{len(rows)} requests of {path.name}")
+
+
+def _rows(path: Path) -> list[tuple[float, int, int, int, int]]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file, skipinitialspace=True)
+        missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+        if missing:
+            header = f"its header must name {', '.join(COLUMNS)}"
+            raise TraceError(str(path), f"no column {', '.join(missing)}", header)
+        return [_row(path, reader.line_num, values) for values in reader]
 
 
 def _row(path: Path, line: int, values: dict[str, str]) -> tuple[float, int, int, int, int]:
@@ -146,11 +154,12 @@ def _row(path: Path, line: int, values: dict[str, str]) -> tuple[float, int, int
         prefix = int(values.get("prefix") or 0) if group >= 0 else 0
     except (TypeError, ValueError) as error:
         raise TraceError(f"{path}, line {line}", str(error)) from error
-    good = np.isfinite(arrival) and 1 <= prompt <= MAX_TOKENS and 1 <= output <= MAX_TOKENS
-    if not good or not 0 <= prefix <= prompt:
+    good = np.isfinite(arrival) and prompt >= 1 and output >= 1 and prompt + output <= MAX_TOKENS
+    if not good or not 0 <= prefix <= prompt or not NO_GROUP <= group <= MAX_TOKENS:
         raise TraceError(
             f"{path}, line {line}",
-            f"arrival {arrival:g}, prompt {prompt}, output {output}, prefix {prefix}",
-            "arrival must be finite, prompt and output at least 1, and 0 <= prefix <= prompt",
+            f"arrival {arrival:g}, prompt {prompt}, output {output}, prefix_group {group}, prefix {prefix}",
+            f"arrival must be finite, prompt and output at least 1 and together at most {MAX_TOKENS}, "
+            f"0 <= prefix <= prompt, and the group {NO_GROUP} (none) or a number up to {MAX_TOKENS}",
         )
     return arrival, prompt, output, group, prefix
