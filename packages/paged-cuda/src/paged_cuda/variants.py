@@ -66,13 +66,26 @@ _OPT_IN_BYTES = {"sm_80": 166_912, "sm_86": 101_376, "sm_89": 101_376, "sm_120":
 _HOPPER_BYTES = 232_448
 
 
+# The tallest tile of the widest rows uses all registers there are; NVRTC 13.0 keeps one pointer of it in memory
+# on sm_100, later ones do not. (head_size, row_tile): bytes.
+_LOCAL_BYTES = {(576, 64): 8}
+
+
 def _split() -> list[Variant]:
     where: dict[KernelSignature, list[str]] = {}
     for architecture in ARCHITECTURES:
         for dtype in get_args(ElementType):
             for signature in _split_signatures(dtype, _OPT_IN_BYTES.get(architecture, _HOPPER_BYTES)):
                 where.setdefault(signature, []).append(architecture)
-    return [Variant(signature, architectures=tuple(shipped)) for signature, shipped in where.items()]
+    return [
+        Variant(signature, _LOCAL_BYTES.get(_size_and_tile(signature), 0), architectures=tuple(shipped))
+        for signature, shipped in where.items()
+    ]
+
+
+def _size_and_tile(signature: KernelSignature) -> tuple[int, int]:
+    constants = dict(signature.constants)
+    return constants.get("HEAD_SIZE", 0), constants.get("ROW_TILE", 0)
 
 
 def _split_signatures(dtype: ElementType, shared_bytes: int) -> Iterator[KernelSignature]:
