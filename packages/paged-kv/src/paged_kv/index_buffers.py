@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from .block_table import PAD
 from .errors import InvalidGeometry, PagedBufferTooSmall
+from .geometry import INT32_MAX, as_size
 from .index_plan import SLOT_SKIP, Batch, PagedIndexPlan, require_columns, slots_of
 from .view import KVView
 
@@ -25,6 +26,7 @@ Int64Array = npt.NDArray[np.int64]
 
 ALIGNMENT = 64
 NOTHING_SHOWN = 0
+NEVER = -1
 
 
 class PadPolicy(Enum):
@@ -68,7 +70,8 @@ class IndexPlanBuffers:
         memory: a writable buffer of at least `bytes_for` bytes, such as pinned memory; None to allocate.
 
     Raises:
-        InvalidGeometry: a size is not positive, or `memory` is too small, read-only or not contiguous.
+        InvalidGeometry: a size is not a positive int32, `pad` is no int32, or `memory` is too small,
+            read-only, not contiguous or not aligned to 4 bytes.
     """
 
     __slots__ = (
@@ -98,14 +101,10 @@ class IndexPlanBuffers:
         policy: PadPolicy = PadPolicy.PAD,
         memory: object | None = None,
     ) -> None:
-        if min(max_batch, max_tokens, max_blocks) < 1:
-            raise InvalidGeometry(
-                f"max_batch, max_tokens and max_blocks are {max_batch}, {max_tokens} and {max_blocks}; "
-                "all must be positive",
-                max_batch=max_batch,
-                max_tokens=max_tokens,
-                max_blocks=max_blocks,
-            )
+        max_batch = as_size("max_batch", max_batch, 1, INT32_MAX - 1)
+        max_tokens = as_size("max_tokens", max_tokens, 1, INT32_MAX)
+        max_blocks = as_size("max_blocks", max_blocks, 1, INT32_MAX)
+        pad = as_size("pad", pad, -INT32_MAX - 1, INT32_MAX)
         self.max_batch, self.max_tokens, self.max_blocks = max_batch, max_tokens, max_blocks
         self.pad, self.policy = pad, policy
         sizes = _sizes(max_batch, max_tokens, max_blocks)
@@ -145,8 +144,8 @@ class IndexPlanBuffers:
         self._filled[:] = self._base
         self._rows = self._tokens = 0
         self._last_slots: Int64Array | None = None
-        self._last_stamp = 0
-        self._written: Callable[[], DirtyRanges] = _nothing_written
+        self._last_stamp = NEVER
+        self._written: Callable[[], DirtyRanges] = self._everything
 
     @property
     def _base(self) -> int:
@@ -154,8 +153,12 @@ class IndexPlanBuffers:
         return 1 if self.policy is PadPolicy.NULL_PAGE else 0
 
     def dirty(self) -> DirtyRanges:
-        """The block table cells that the last plan wrote."""
+        """The cells that the last plan wrote; every one after the first plan or `invalidate`."""
         return self._written()
+
+    def _everything(self) -> DirtyRanges:
+        rows = np.arange(self.max_batch)
+        return DirtyRanges(rows, np.zeros_like(rows), np.full_like(rows, self.max_blocks), True)
 
     def emit(self, view: KVView, batch: Batch) -> PagedIndexPlan:
         """Show a checked batch; used by `StepTransaction.plan`.
@@ -235,7 +238,10 @@ class IndexPlanBuffers:
         if rows < self._rows:
             self._apply_lost(rows)
         lost, self._rows = self._rows - rows, rows
-        self._written = lambda: self._ranges(batch, grown, first, changed, max(0, lost))
+        if self._last_stamp == NEVER:
+            self._written = self._everything
+        else:
+            self._written = lambda: self._ranges(batch, grown, first, changed, max(0, lost))
         self._filled[:rows] = batch.blocks
         if changed is not None:
             self._shown[:rows] = versions
@@ -288,11 +294,6 @@ class IndexPlanBuffers:
         return DirtyRanges(rows, starts, stops, 2 * len(rows) >= max(1, len(batch.slots)))
 
 
-def _nothing_written() -> DirtyRanges:
-    empty = np.empty(0, dtype=np.int64)
-    return DirtyRanges(empty, empty, empty, False)
-
-
 def _sizes(max_batch: int, max_tokens: int, max_blocks: int) -> tuple[int, ...]:
     return max_batch * max_blocks, max_tokens, max_batch + 1, max_batch, max_batch, 3
 
@@ -316,7 +317,10 @@ def _words(memory: object | None, needed: int) -> Int32Array:
             given=len(raw),
             needed=needed,
         )
-    return raw[:needed].view(np.int32)
+    words = raw[:needed].view(np.int32)
+    if not words.flags.aligned:
+        raise InvalidGeometry("the memory does not start on a 4-byte boundary", alignment=4)
+    return words
 
 
 def _read_only(array: Int32Array) -> Int32Array:

@@ -30,7 +30,7 @@ from .errors import (
     PagedTableTooNarrow,
     PageNotResident,
 )
-from .geometry import PageGeometry
+from .geometry import INT32_MAX, PageGeometry, as_size
 from .vectors import as_handles, as_lengths
 from .view import KVView
 
@@ -162,7 +162,11 @@ class PagedIndexPlan(NamedTuple):
             PagedNonContiguousSequence,
             PagedQueryExceedsContext, PagedMissingPages, PagedSharedWrite, PagedTableTooNarrow: see each
                 class.
+            InvalidGeometry: `max_blocks` is not positive, or `pad` is no int32.
         """
+        if max_blocks is not None:
+            max_blocks = as_size("max_blocks", max_blocks, 1, INT32_MAX)
+        pad = as_size("pad", pad, -INT32_MAX - 1, INT32_MAX)
         slots = view.resolve(as_handles([request.handle for request in requests]))
         query = as_lengths([request.query_len for request in requests], len(slots), "query_len")
         context = as_lengths([request.context_len for request in requests], len(slots), "context_len")
