@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from paged_kv import (
     CacheKey,
+    IndexPlanBuffers,
     KVCacheManager,
     LatentCacheGeometry,
+    PagedIndexPlan,
     PageGeometry,
     PreemptedSequence,
     PrefixChain,
@@ -20,6 +22,7 @@ from paged_kv.errors import (
     InvalidLength,
     InvalidTenant,
     InvalidWindow,
+    InvariantViolation,
     KvError,
     PagedSlotOverflow,
     PageNotOwned,
@@ -169,3 +172,90 @@ def test_narrow_numpy_integers_do_not_wrap() -> None:
             cache.latent_element_offset(block, 0, 0)
     offset = token_major_element_offset(2**30, 0, 0, kv_num_heads=np.int32(8), head_size=np.int32(128))
     assert offset == 2**40
+
+
+@pytest.mark.parametrize("size", [True, 1.5, "x", None, 0, -1, 2**40])
+def test_buffers_of_no_size(size) -> None:
+    for sizes in ((size, 2, 2), (2, size, 2), (2, 2, size)):
+        with pytest.raises(InvalidGeometry):
+            IndexPlanBuffers(*sizes)
+
+
+@pytest.mark.parametrize("pad", [2**40, 1.5, "x", None])
+def test_padding_that_is_no_page(kv: KVCacheManager, pad) -> None:
+    with pytest.raises(InvalidGeometry):
+        IndexPlanBuffers(2, 2, 2, pad=pad)
+    refused(kv, InvalidGeometry, lambda: PagedIndexPlan.build(kv.view(), [], pad=pad))
+
+
+@pytest.mark.parametrize("width", [0, -1, 1.5, "x"])
+def test_tables_of_no_width(kv: KVCacheManager, width) -> None:
+    refused(kv, InvalidGeometry, lambda: PagedIndexPlan.build(kv.view(), [], max_blocks=width))
+
+
+def test_memory_off_the_word_boundary() -> None:
+    with pytest.raises(InvalidGeometry):
+        IndexPlanBuffers(2, 2, 2, memory=memoryview(bytearray(4_097))[1:])
+
+
+def test_the_first_plan_writes_everything_even_when_it_is_empty(kv: KVCacheManager) -> None:
+    """Uploading only dirty ranges must never leave a device row without its padding."""
+    buffers = IndexPlanBuffers(4, 8, 4)
+    [row] = kv.create(1)
+    for _ in range(2):
+        for rows, whole in (([], True), ([], False), ([row], False)):
+            with kv.begin_step(rows, 1) as step:
+                step.plan(buffers)
+            dirty = buffers.dirty()
+            assert (len(dirty.rows) == 4 and dirty.bulk and set(dirty.last) == {4}) == whole
+        buffers.invalidate()
+        assert len(buffers.dirty().rows) == 4
+
+
+@pytest.mark.parametrize("count", [1.5, "x", -1, 41, None, True])
+def test_chains_cut_at_no_length(count) -> None:
+    chain = chain_of(range(40))
+    with pytest.raises(InvalidLength):
+        chain.truncate(count)
+    with pytest.raises(InvalidLength):
+        chain.extend([[1], [2, 3]])
+    assert (chain.num_tokens, len(chain.digests)) == (40, 2)
+
+
+def _queue_twice(state) -> None:
+    queue = state.pool.clean
+    queue._ring[queue._head] = queue._ring[queue._head + 1]
+
+
+def _handle_of_another_row(state) -> None:
+    state.table.handle[1] += 1
+    state.table.ready[1] += 1
+
+
+def _duplicate_of_nothing(state) -> None:
+    [pages] = state.prefix.duplicates.values()
+    state.prefix.digest_of[pages[0]] = b"x" * 32
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name"),
+    [
+        (_queue_twice, "I4"),
+        (lambda state: state.pool.clean.__setattr__("count", state.pool.clean.count - 1), "I1"),
+        (lambda state: state.pool.clean._stamp.__setitem__(state.pool.clean.entries()[0], -1), "I4"),
+        (_handle_of_another_row, "I11"),
+        (lambda state: state.table.generation.__setitem__(0, 9), "I11"),
+        (lambda state: state.table.version.__setitem__(0, 2**40), "I11"),
+        (_duplicate_of_nothing, "I9"),
+    ],
+)
+def test_check_sees_what_was_spoilt(spoil, name: str) -> None:
+    kv = KVCacheManager(PageGeometry(21, 16), max_sequences=4)
+    rows = kv.create(2)
+    run(kv, rows, 20)
+    for row in rows:
+        kv.register(row, chain_of(range(20)))
+    kv.check("full")
+    spoil(kv._state)
+    with pytest.raises(InvariantViolation, match=name):
+        kv.check("full")

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import InvalidLength
-from .geometry import INT32_MAX, check_block_size
+from .geometry import INT32_MAX, check_block_size, is_integer
 
 SCHEMA = "paged-kv/1"
 
@@ -97,7 +97,10 @@ class PrefixChain:
         Raises:
             InvalidLength: a token id is not an integer that fits in int32; nothing is appended.
         """
-        wide = np.asarray(tokens)
+        try:
+            wide = np.asarray(tokens)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise InvalidLength(f"token ids must be a flat sequence of integers: {error}") from error
         if wide.size and (wide.dtype.kind not in "iu" or wide.ndim != 1):
             raise InvalidLength("token ids must be a flat sequence of integers", dtype=str(wide.dtype))
         if wide.size and (int(wide.min()) < -INT32_MAX - 1 or int(wide.max()) > INT32_MAX):
@@ -111,11 +114,15 @@ class PrefixChain:
         self.histories += histories
 
     def truncate(self, num_tokens: int) -> None:
-        """Forget all tokens after the first `num_tokens`."""
-        if not 0 <= num_tokens <= self.num_tokens:
+        """Forget all tokens after the first `num_tokens`.
+
+        Raises:
+            InvalidLength: not an integer, negative, or more than there are.
+        """
+        if not is_integer(num_tokens) or not 0 <= num_tokens <= self.num_tokens:
             raise InvalidLength(
-                f"cannot keep {num_tokens} of {self.num_tokens} tokens",
-                given=num_tokens,
+                f"cannot keep {num_tokens!r} of {self.num_tokens} tokens",
+                given=repr(num_tokens),
                 maximum=self.num_tokens,
             )
         del self._tokens[4 * num_tokens :]

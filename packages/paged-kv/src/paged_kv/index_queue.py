@@ -33,7 +33,9 @@ class IndexQueue:
 
     def entries(self) -> Int64Array:
         """All valid entries, first to leave first."""
-        return self.peek(self.count)[0]
+        span = self._span(self._head, self._tail)
+        valid: Int64Array = span[self._stamp[span] == np.arange(self._head, self._tail)]
+        return valid
 
     def peek(self, count: int) -> tuple[Int64Array, int]:
         """The next `count` entries and the head position that taking them would leave.

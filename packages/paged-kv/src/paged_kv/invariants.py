@@ -16,7 +16,16 @@ import numpy.typing as npt
 
 from .admission import charges, future_need
 from .block_pool import CLEAN, EVICTABLE, FENCED, HASHED, HELD, LIVE, NULL, PIN, QUARANTINED, REF, REF_MASK
-from .block_table import FREE, PAD, RESIDENT, SWAPPED, SWAPPING_IN, SWAPPING_OUT
+from .block_table import (
+    FREE,
+    GENERATION_BITS,
+    PAD,
+    RESIDENT,
+    SLOT_BITS,
+    SWAPPED,
+    SWAPPING_IN,
+    SWAPPING_OUT,
+)
 from .errors import InvariantViolation
 from .state import KVState
 
@@ -183,6 +192,9 @@ def _digests(state: KVState) -> None:
         backed |= set(pages)
     _require("I9", backed == hashed, "every registered page backs its digest")
     agree = all(prefix.digest_of[page] == digest for digest, page in prefix.page_of.items())
+    agree &= all(
+        prefix.digest_of[page] == digest for digest, pages in prefix.duplicates.items() for page in pages
+    )
     _require("I9", agree, "digest to page and page to digest agree")
     if prefix.verify:
         _require("I9", set(prefix.histories) == set(prefix.page_of), "every digest has its history")
@@ -196,7 +208,12 @@ def _host(state: KVState) -> None:
     _require("I11", sorted(pages) == list(range(host.num_pages)), "every host page is free or held once")
     ready = np.where(table.state == RESIDENT, table.handle, -1)
     _require_all("I11", table.ready == ready, "only resident rows can be planned")
-    _require_all("I11", (table.state == FREE) == (table.handle < 0), "a free row has no handle")
+    rows = np.arange(table.num_rows)
+    full = (table.tag << (SLOT_BITS + GENERATION_BITS)) | (table.generation << SLOT_BITS) | rows
+    expected = np.where(table.state == FREE, -1, full)
+    _require_all("I11", table.handle == expected, "a handle names its row; a free row has none")
+    late = np.maximum(table.version, table.cut) > table.last_version
+    _require_all("I11", ~late, "no row changed after the last change")
 
 
 def _counters(state: KVState) -> None:
