@@ -320,7 +320,9 @@ def test_a_model_without_the_operator_has_nothing_to_refuse(
     assert "no com.microsoft::PagedAttention node" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("bind", ["batch", "=3", "batch=", "batch=-1", "batch=x", "batch=" + "9" * 30])
+@pytest.mark.parametrize(
+    "bind", ["batch", "=3", "batch=", "batch=-1", "batch=x", "batch=\u0663", "batch=" + "9" * 30]
+)
 def test_a_binding_that_makes_no_sense(bind: str, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", str(saved), "--bind", bind]) == 2
     assert "A05" in capsys.readouterr().err
@@ -372,3 +374,94 @@ def test_models_from_a_node() -> None:
     del node.attribute[:]
     with pytest.raises(InvalidArgument, match="L01"):
         attributes_of(node)
+
+
+def with_functions(*functions: onnx.FunctionProto, calls: str) -> onnx.ModelProto:
+    made = model()
+    made.functions.extend(functions)
+    made.opset_import.append(helper.make_opsetid("local", 1))
+    node = made.graph.node[0]
+    call = helper.make_node(calls, list(node.input), list(node.output), domain="local")
+    del made.graph.node[:]
+    made.graph.node.append(call)
+    return made
+
+
+def function(name: str, nodes: list[onnx.NodeProto], attributes: tuple[str, ...] = ()) -> onnx.FunctionProto:
+    node = model().graph.node[0]
+    opsets = [helper.make_opsetid(domain, 1) for domain in ("local", "com.microsoft")]
+    return helper.make_function(
+        "local", name, list(node.input), list(node.output), nodes, opsets, list(attributes)
+    )
+
+
+def branch(*nodes: onnx.NodeProto) -> onnx.NodeProto:
+    graph = helper.make_graph(list(nodes), "then", [], [])
+    return helper.make_node("If", ["condition"], [], then_branch=graph, else_branch=graph)
+
+
+def test_a_recursion_through_a_subgraph_ends() -> None:
+    inner = model().graph.node[0]
+    again = helper.make_node("F", list(inner.input), list(inner.output), domain="local")
+    made = with_functions(function("F", [branch(inner, again)]), calls="F")
+    assert [finding.verdict for finding in audit_model(made, Settings())] == ["valid", "valid"]
+
+
+def test_a_subgraph_of_a_function_gets_the_values_of_the_call() -> None:
+    inner = model().graph.node[0]
+    for attribute in inner.attribute:
+        if attribute.name == "scale":
+            attribute.ClearField("f")
+            attribute.ref_attr_name = "factor"
+    made = with_functions(function("F", [branch(inner)], ("factor",)), calls="F")
+    made.graph.node[0].attribute.append(helper.make_attribute("factor", 0.5))
+    found = audit_model(made, Settings())
+    assert [finding.call.scale for finding in found if finding.call] == [0.5, 0.5]
+
+
+def test_functions_may_nest_deeply_but_not_multiply_without_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inner = model().graph.node[0]
+
+    def level(depth: int, calls: int) -> onnx.FunctionProto:
+        call = helper.make_node(f"F{depth + 1}", list(inner.input), list(inner.output), domain="local")
+        return function(f"F{depth}", [call] * calls)
+
+    chain = [level(depth, 1) for depth in range(20)] + [function("F20", [inner])]
+    (finding,) = audit_model(with_functions(*chain, calls="F0"), Settings())
+    assert finding.verdict == "valid"
+    bomb = [level(depth, 12) for depth in range(8)] + [function("F8", [inner])]
+    path = tmp_path / "bomb.onnx"
+    path.write_bytes(with_functions(*bomb, calls="F0").SerializeToString())
+    assert main(["audit", str(path)]) == 2
+    assert "function calls" in capsys.readouterr().err
+
+
+def test_a_name_can_break_neither_the_table_nor_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = model()
+    made.graph.node[0].name = "a\nb\x1b[2Jc\u202ed"
+    path = tmp_path / "model.onnx"
+    onnx.save(made, path)
+    assert main(["audit", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert lines[1].startswith("a\\nb\\x1b[2Jc\\u202ed ")
+
+
+def test_sarif_locations_are_uris(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "my model#1.onnx"
+    onnx.save(broken(), path)
+    assert main(["audit", str(path), "--sarif"]) == 1
+    (result,) = json.loads(capsys.readouterr().out)["runs"][0]["results"]
+    uri = result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
+    assert uri.endswith("/my%20model%231.onnx")
+
+
+def test_a_made_model_lists_no_cache_output_that_ort_would_refuse() -> None:
+    made = model(key_cache="bf16")
+    assert list(made.graph.node[0].output) == ["output"]
+    (finding,) = audit_model(made, Settings())
+    assert finding.verdict == "valid"

@@ -104,7 +104,7 @@ def _bindings(given: Sequence[str]) -> dict[str, int]:
     bound = {}
     for text in given:
         name, _, size = text.rpartition("=")
-        if not name or not size.isdecimal() or len(size) > 18:
+        if not name or not (size.isascii() and size.isdecimal()) or len(size) > 18:
             raise PagedSchemaError(
                 "load", "A05", "--bind", text, "NAME=SIZE with a size of 0 or above", "FAIL"
             )

@@ -99,7 +99,10 @@ def make_model(call: Call | Declaration, *, name: str = "paged_attention") -> Mo
 def declaration_of(call: Call) -> Declaration:
     """Declare the node of a call, with its aliased cache outputs."""
     width = None if call.v_head_size is None else call.num_heads * call.v_head_size
-    aliased = {name: getattr(call.inputs, source) for source, name in call.aliases}
+    cache = call.inputs.key_cache
+    # ORT loads no cache output whose cache has no shape, and updates the cache without one.
+    shaped = cache is not None and cache.shape is not None
+    aliased = {name: getattr(call.inputs, source) for source, name in call.aliases if shaped}
     outputs = PagedAttentionOutputs(output=TensorSpec(call.dtype, (call.tokens, width)), **aliased)
     return Declaration.of(call.attributes, call.inputs, outputs)
 

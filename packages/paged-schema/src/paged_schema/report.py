@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 from paged_schema.audit import Finding
 from paged_schema.errors import NotImplementedMode
@@ -32,7 +33,16 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
 def as_table(findings: Iterable[Finding]) -> str:
     """Return one line a node: where, verdict, stage and rule, what to change."""
     rows = [
-        [finding.node, finding.path, finding.verdict, *_stage_and_rule(finding), _advice(finding)]
+        [
+            _printable(cell)
+            for cell in (
+                finding.node,
+                finding.path,
+                finding.verdict,
+                *_stage_and_rule(finding),
+                _advice(finding),
+            )
+        ]
         for finding in findings
     ]
     if not rows:
@@ -64,6 +74,11 @@ def as_sarif(findings: Iterable[Finding], path: Path) -> str:
         "runs": [{"tool": {"driver": driver}, "results": results}],
     }
     return json.dumps(log, indent=2)
+
+
+def _printable(text: str) -> str:
+    # Names come from the file: a line break would break the table, an escape sequence the terminal.
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _stage_and_rule(finding: Finding) -> tuple[str, str]:
@@ -98,7 +113,7 @@ def _result(finding: Finding, path: Path) -> dict[str, object]:
     error = finding.error
     assert error is not None, "only findings with an error are results"
     location = {
-        "physicalLocation": {"artifactLocation": {"uri": path.as_posix()}},
+        "physicalLocation": {"artifactLocation": {"uri": quote(path.as_posix())}},
         "logicalLocations": [{"name": finding.node, "fullyQualifiedName": f"{finding.path}/{finding.node}"}],
     }
     return {
