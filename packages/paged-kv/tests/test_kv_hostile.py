@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from paged_kv import (
     CacheKey,
+    CapacityDeferred,
     IndexPlanBuffers,
     KVCacheManager,
     LatentCacheGeometry,
@@ -259,3 +260,46 @@ def test_check_sees_what_was_spoilt(spoil, name: str) -> None:
     spoil(kv._state)
     with pytest.raises(InvariantViolation, match=name):
         kv.check("full")
+
+
+def test_attached_pages_are_not_read_while_a_step_writes_them() -> None:
+    """A hit on pages that were registered at commit: an offload must wait until they are complete."""
+    kv = KVCacheManager(PageGeometry(21, 16), max_sequences=4)
+    first, second = kv.create(2)
+    with kv.begin_step([first], 40) as step:
+        step.commit()
+    kv.register(first, chain_of(range(40)))
+    assert kv.attach(second, kv.lookup_and_pin(chain_of(range(40)))) is None
+    [third] = kv.admit(60, hits=[kv.lookup_and_pin(chain_of(range(40)))])
+    for row in (first, second, third):
+        assert len(kv.pin(row).pages) == 0
+    kv.complete(step.epoch)
+    for row in (first, second, third):
+        assert len(kv.pin(row).pages) == 2
+    kv.check("full")
+
+
+def test_a_hit_takes_no_page_that_is_promised() -> None:
+    """Eight pages, three of them cached, all promised: a row that needs nothing but its hit waits."""
+    kv = KVCacheManager(PageGeometry(9, 16), max_sequences=4)
+    row = kv.create(1)
+    run(kv, row, 48)
+    kv.register(row[0], chain_of(range(48)))
+    kv.release(row)
+    promised = kv.admit(8 * 16)
+    hit = kv.lookup_and_pin(chain_of(range(49)))
+    assert kv.admit(48, hits=[hit]) == CapacityDeferred(0, 0, 0)
+    hit.drop()
+    run(kv, promised, 8 * 16)
+    kv.check("full")
+
+
+def test_what_the_manager_reads_again_cannot_be_written(kv: KVCacheManager) -> None:
+    [row, other] = kv.create(2)
+    with kv.begin_step([row, other], 1) as step:
+        step.commit()
+    kv.complete(step.epoch)
+    hit, swap = kv.lookup_and_pin(chain_of(range(40))), kv.swap_out(row)
+    for array in (step.handles, step.slots, step.new_lens, hit.pages, swap.device_pages, swap.host_pages):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0

@@ -137,7 +137,9 @@ def admit(state: KVState, request: Request) -> Int64Array | CapacityDeferred | U
         return never
     if len(totals) > table.free.count:
         return CapacityDeferred(len(totals), table.free.count, table.free.count, "rows")
-    later = _later(state, needed) or ledger.over_quota(ledger.tenant_number(request.tenant), charge)
+    later = _later(state, needed, int(hit_blocks.sum())) or ledger.over_quota(
+        ledger.tenant_number(request.tenant), charge
+    )
     if later is not None:
         return later
     slots, head = table.choose_rows(len(totals))
@@ -169,10 +171,11 @@ def _never(
     return None
 
 
-def _later(state: KVState, needed: int) -> CapacityDeferred | None:
+def _later(state: KVState, needed: int, hit: int) -> CapacityDeferred | None:
+    """Why waiting can help, if so: pages are promised to others, those of the hits perhaps included."""
     free = state.pool.num_available - state.ledger.outstanding
     room = free - state.ledger.watermark
-    if needed <= max(0, room):
+    if needed <= max(0, room) and not (hit and free < 0):
         return None
     reason = "watermark" if needed <= free else "pages"
     return CapacityDeferred(needed, max(0, room), max(0, room + state.pool.num_fenced), reason)
@@ -232,7 +235,8 @@ def apply_attach(state: KVState, slot: int, hit: PrefixHit) -> None:
     table, count = state.table, len(hit.pages)
     table.cells[slot, :count] = hit.pages
     table.n_blocks[slot] = count
-    table.seq_len[slot] = table.settled[slot] = hit.num_tokens
+    table.seq_len[slot] = hit.num_tokens
+    state.apply_attached(slot, hit.num_tokens)
     state.pool.apply_transfer_pins(hit.pages)
     hit.is_open = False
     del state.open_pins[id(hit)]

@@ -119,6 +119,16 @@ class KVState:
         if len(choice.evicted):
             self.prefix.apply_forget(choice.evicted.tolist())
 
+    def apply_attached(self, slot: int, num_tokens: int) -> None:
+        """Count attached tokens as complete, once the steps in flight are: they may still write them."""
+        if not (self.epochs.fence and num_tokens):
+            self.table.settled[slot] = num_tokens
+            return
+        row = np.array([slot])
+        handle, stamp = self.table.handle[row], self.table.last_version
+        lengths = np.array([num_tokens], dtype=np.int64)
+        self.epochs.pending.append(InFlight(self.epochs.fence, row, handle, stamp, lengths))
+
     def take_back(
         self, slots: Int64Array, start: Int64Array, stop: Int64Array
     ) -> tuple[Int64Array, Int64Array]:

@@ -137,7 +137,7 @@ class ReferenceKvModel:
             return CapacityDeferred(len(blocks), free_rows, free_rows, "rows")
         free = self.available - self.outstanding
         room = free - self.watermark
-        if needed <= max(0, room):
+        if needed <= max(0, room) and not (any(hits) and free < 0):
             return None
         reason = "watermark" if needed <= free else "pages"
         return CapacityDeferred(needed, max(0, room), max(0, room + self.fenced), reason)
@@ -293,6 +293,9 @@ class ReferenceKvModel:
         row = self.rows[name]
         row.cells = dict(enumerate(pages))
         row.length = row.settled = len(pages) * self.size
+        if pages and self.fence_epoch:
+            row.settled = 0
+            self.pending.append((self.fence_epoch, [(name, row.cut, row.length)]))
         for page in pages:
             self.pages[page].pins -= 1
             self.pages[page].refs += 1
