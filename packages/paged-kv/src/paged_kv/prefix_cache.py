@@ -43,6 +43,9 @@ class PagePins:
     _drop: Callable[[PagePins], None]
     is_open: bool = True
 
+    def __post_init__(self) -> None:
+        self.pages.flags.writeable = False  # the manager reads them again when the pins go
+
     def __enter__(self) -> Self:
         return self
 

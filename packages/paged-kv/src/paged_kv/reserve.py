@@ -43,6 +43,7 @@ def reserve(
     query = lengths.values
     past = table.seq_len[slots]
     new_lens = past + query
+    new_lens.flags.writeable = False  # what `complete` settles, long after the caller had it
     shift, mask = state.geometry.block_shift, state.geometry.block_size - 1
     new_blocks = (new_lens + mask) >> shift
     old_blocks = table.n_blocks[slots]
@@ -108,6 +109,7 @@ def _batch_rows(state: KVState, handles: Int64Array) -> Int64Array:
         return recent.slots
     slots = _ready_rows(table, handles)
     table.require_distinct(slots)
+    handles.flags.writeable = False  # the next batch is compared with this one
     slots.flags.writeable = False  # plans and buffers know a batch by this very array
     state.recent = RecentBatch(handles, slots, table.departures)
     return slots

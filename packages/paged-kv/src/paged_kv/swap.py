@@ -39,6 +39,10 @@ class SwapPlan:
     to_host: bool
     is_open: bool = field(default=True)
 
+    def __post_init__(self) -> None:
+        for array in (self.handles, self.slots, self.device_pages, self.host_pages, self.counts):
+            array.flags.writeable = False  # the manager reads them again when the swap ends
+
     def require_open(self) -> None:
         """Refuse a swap that was already finished.
 
