@@ -22,6 +22,7 @@ from paged_schema import (
     TensorSpec,
     check,
 )
+from paged_schema.applicability import Plan, fit
 from paged_schema.testing import bases
 
 ODD = [
@@ -193,3 +194,35 @@ def test_capabilities_of_versions_that_are_not_known(version: Any) -> None:
         with pytest.raises(InvalidArgument, match="A03"):
             make(version)
     assert Capability.webgpu_separate("1.31.1").supports("head_sink")
+
+
+CONFIG: dict[str, Any] = {
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_size": 4096,
+    "num_hidden_layers": 4,
+    "kv_lora_rank": None,
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["partial_rotary_factor", "query_pre_attn_scalar", "attention_multiplier", "attn_logit_softcapping"],
+)
+@pytest.mark.parametrize("value", [10**400, math.nan, math.inf, -1, True, "1"], ids=lambda _: "odd")
+def test_numbers_of_a_configuration(name: str, value: Any) -> None:
+    with pytest.raises(InvalidArgument, match="F02"):
+        fit({**CONFIG, name: value})
+
+
+def test_what_is_no_configuration_and_no_plan() -> None:
+    for config in ([], None, "text", 3):
+        with pytest.raises(InvalidArgument, match="F02"):
+            fit(config)  # type: ignore[arg-type]
+    odd: list[dict[str, Any]] = [
+        {"tensor_parallel": "2"}, {"tensor_parallel": True}, {"block_size": None}, {"block_size": 16.0},
+        {"ort": []}, {"ort": "1.28"}, {"sm": "90"}, {"sm": None}, {"sm": 0},
+    ]  # fmt: skip
+    for fields in odd:
+        with pytest.raises(InvalidArgument, match="A03"):
+            Plan(**fields)

@@ -16,9 +16,10 @@ from paged_schema import backends
 from paged_schema.attributes import PagedAttentionAttributes
 from paged_schema.call import Call
 from paged_schema.capability import Capability
-from paged_schema.check import check
+from paged_schema.check import check, target_of
 from paged_schema.dtypes import ITEM_BYTES
 from paged_schema.errors import PagedSchemaError
+from paged_schema.facts import is_int, unknown
 from paged_schema.geometry import Geometry, LayerKind, geometry_of, read_config
 from paged_schema.inputs import PagedAttentionInputs
 from paged_schema.report import table
@@ -57,6 +58,12 @@ class Plan:
     sink: bool = False
     qk_norm: bool = False
     dense: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("tensor_parallel", "block_size"):
+            if not is_int(getattr(self, name)):
+                raise unknown(name, getattr(self, name), "a whole number")
+        target_of(self.ort, "cuda", (), self.sm)
 
 
 @dataclass(frozen=True, slots=True)

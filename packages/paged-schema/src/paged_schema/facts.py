@@ -42,20 +42,21 @@ class RunValues:
             raise unknown("metadata", self.metadata, "a tuple of ints")
         if not _is_map_to_ints(self.addresses):
             raise unknown("addresses", self.addresses, "a mapping of names to ints")
-        if self.kv_tokens is not None and not _is_int(self.kv_tokens):
+        if self.kv_tokens is not None and not is_int(self.kv_tokens):
             raise unknown("kv_tokens", self.kv_tokens, "an int")
 
 
-def _is_int(value: object) -> bool:
+def is_int(value: object) -> bool:
+    """Return whether this is an int and no bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_tuple_of_ints(value: object) -> bool:
-    return isinstance(value, tuple) and all(map(_is_int, value))
+    return isinstance(value, tuple) and all(map(is_int, value))
 
 
 def _is_map_to_ints(value: object) -> bool:
-    return isinstance(value, Mapping) and all(map(_is_int, value.values()))
+    return isinstance(value, Mapping) and all(map(is_int, value.values()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from paged_schema.errors import InvalidArgument
 Config = Mapping[str, Any]
 MAX_CONFIG_BYTES: Final = 16 * 2**20
 MAX_LAYERS: Final = 10_000
+MAX_NUMBER: Final = sys.float_info.max
 NO_ATTENTION: Final = ("linear", "conv", "mamba", "recurrent", "ssm", "rwkv")
 
 
@@ -109,6 +111,8 @@ def geometry_of(config: Config, dtype: str | None = None) -> Geometry:
     Raises:
         InvalidArgument: F02, when a needed number is missing or makes no sense.
     """
+    if not isinstance(config, Mapping):
+        raise _bad("configuration", type(config).__name__, "a mapping of names to values")
     inner = config.get("text_config")
     text: Config = (
         {**config, **inner} if isinstance(inner, dict) and "num_attention_heads" not in config else config
@@ -284,7 +288,8 @@ def _number(config: Config, name: str, default: float) -> float:
     value = config.get(name)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+    # Compared before it is converted: an integer may be too large for a float.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_NUMBER:
         raise _bad(name, value, "a finite number of at least 0")
     return float(value)
 
