@@ -226,3 +226,12 @@ def test_what_is_no_configuration_and_no_plan() -> None:
     for fields in odd:
         with pytest.raises(InvalidArgument, match="A03"):
             Plan(**fields)
+
+
+def test_the_exported_schema_admits_both_forms_of_a_tensor() -> None:
+    exported = PagedAttentionInputs.model_json_schema()["properties"]["query"]["anyOf"]
+    assert {"type": "string"} in exported
+    assert {"$ref": "#/$defs/TensorSpec"} in exported
+    text = '{"query": "bf16[tokens, 64]", "key": {"dtype": "bf16", "shape": ["tokens", 64]}}'
+    made = PagedAttentionInputs.model_validate_json(text)
+    assert made.query == made.key

@@ -130,7 +130,11 @@ def _spec(value: object) -> object:
     return TensorSpec.model_validate(value) if isinstance(value, Mapping) else value
 
 
-Spec = Annotated[TensorSpec | None, BeforeValidator(_spec)]
+Spec = Annotated[
+    TensorSpec | None,
+    # The text form is read as well, so the exported schema admits it too.
+    BeforeValidator(_spec, json_schema_input_type=TensorSpec | str | None),
+]
 
 
 class _Slots(TypedModel):
