@@ -24,6 +24,7 @@ from paged_kv.errors import (
     InvalidTenant,
     InvalidWindow,
     InvariantViolation,
+    KvConfigError,
     KvError,
     PagedSlotOverflow,
     PageNotOwned,
@@ -105,6 +106,11 @@ def test_vectors_that_are_not_flat(kv: KVCacheManager, ragged) -> None:
 @pytest.mark.parametrize("left", [(2**70, 1), (3, 2**70), (3, -1), (-3, 1), (1.5, 1)])
 def test_preempted_sequences_made_by_hand(kv: KVCacheManager, left) -> None:
     refused(kv, InvalidLength, lambda: kv.resume(PreemptedSequence(*left, 0, None), 10))
+
+
+def test_a_level_of_check_that_does_not_exist(kv: KVCacheManager) -> None:
+    with pytest.raises(KvConfigError):
+        kv.check("deep")
 
 
 def test_hits_of_another_manager_copies_and_other_pins(kv: KVCacheManager) -> None:

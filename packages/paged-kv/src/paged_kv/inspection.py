@@ -7,6 +7,7 @@ from typing import Literal
 
 from . import invariants
 from .authority import Authority
+from .errors import KvConfigError
 from .events import EventSink
 from .stats import KVCacheStats
 
@@ -51,7 +52,10 @@ class InspectionCalls(Authority):
 
         Raises:
             InvariantViolation: with the invariant's name and the first offenders.
+            KvConfigError: there is no such level.
         """
+        if level not in ("fast", "full"):
+            raise KvConfigError(f"level is {level!r}; it must be 'fast' or 'full'", level=level)
         state = self._enter()
         invariants.check_full(state) if level == "full" else invariants.check_fast(state)
 
