@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
+import os
 import pickle
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -22,7 +25,9 @@ from paged_schema import (
     TensorSpec,
     check,
 )
-from paged_schema.applicability import Plan, fit
+from paged_schema.applicability import Plan, fit, fit_file
+from paged_schema.errors import UnreadableModel
+from paged_schema.reader import read_model
 from paged_schema.testing import bases
 
 ODD = [
@@ -235,3 +240,34 @@ def test_the_exported_schema_admits_both_forms_of_a_tensor() -> None:
     text = '{"query": "bf16[tokens, 64]", "key": {"dtype": "bf16", "shape": ["tokens", 64]}}'
     made = PagedAttentionInputs.model_validate_json(text)
     assert made.query == made.key
+
+
+def test_a_changed_copy_is_checked() -> None:
+    attributes = PagedAttentionAttributes(num_heads=4, kv_num_heads=1)
+    assert attributes.model_copy() == attributes.model_copy(update={}) == attributes
+    assert attributes.model_copy(update={"scale": 0.5}).model_fields_set == {
+        "num_heads", "kv_num_heads", "scale",
+    }  # fmt: skip
+    with pytest.raises(InvalidArgument, match="L02"):
+        attributes.model_copy(update={"scale": "x"})
+    inputs = PagedAttentionInputs(query="bf16[t, 64]")
+    assert inputs.model_copy(update={"key": "bf16[t, 64]"}).key == inputs.query
+    with pytest.raises(InvalidArgument, match="A01"):
+        TensorSpec("bf16", (1,)).model_copy(update={"shape": "t"})
+
+
+def test_configuration_files(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text("\ufeff" + json.dumps(CONFIG), encoding="utf-8")
+    assert fit_file(path).fits
+    path.write_bytes(b" " * (2**24 + 1))
+    for unusable in (path, Path("/dev/zero")):
+        with pytest.raises(InvalidArgument, match="16 MiB"):
+            fit_file(unusable)
+
+
+def test_a_pipe_is_no_model(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    os.mkfifo(path)
+    with pytest.raises(UnreadableModel, match="pipe"):
+        read_model(path)

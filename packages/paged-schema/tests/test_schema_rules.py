@@ -32,7 +32,7 @@ from paged_schema.testing import bases
 
 Base = Callable[[], bases.Parts]
 Change = Mapping[str, Any]
-OPTIONS = {"ort", "provider", "outputs", "values", "sm", "extensions"}
+OPTIONS = {"ort", "provider", "outputs", "declared", "values", "sm", "extensions"}
 SEPARATE, LATENT = bases.separate, bases.latent
 
 
@@ -94,6 +94,16 @@ def latent_heads(size: int, **more: Any) -> Change:
 
 
 PACKED = {"query": "bf16[3, 768]", "key": None, "value": None}
+# A file that says nothing of the inputs' shapes leaves everything to the run.
+RANKLESS = {
+    "declared": {
+        "query": "bf16",
+        "key_cache": "bf16",
+        "cumulative_sequence_length": "i32",
+        "past_seqlens": "i32",
+        "block_table": "i32",
+    }
+}
 OPEN_QUERY = {"query": "bf16[tokens, hidden]"}
 TENSOR = {
     "k_quant_type": "PER_TENSOR",
@@ -361,6 +371,10 @@ ROWS: list[tuple[str, Base, Change, Change]] = [
     ("P05", LATENT, entries(0, 0, 33), entries(0, 0, 33) | {"key_cache": "bf16[5, b, 1, 192]"}),
     ("P05", LATENT, entries(0, 0, 33), entries(0, 0, 33) | {"block_table": "i32"}),
     ("P07", SEPARATE, {"values": RunValues(kv_tokens=0)}, {"values": RunValues(kv_tokens=0)} | NO_ROWS),
+    ("R03c", LATENT, RANKLESS | {"query": "bf16[3, 4, 192]"}, RANKLESS),
+    ("R04a", SEPARATE, RANKLESS | {"query": "bf16[512]"}, RANKLESS),
+    ("R05a", SEPARATE, RANKLESS | PACKED | {"query": "bf16[3, 768, 1]"}, RANKLESS | PACKED),
+    ("R03b", LATENT, RANKLESS | {"query": "bf16[3]", "value": "bf16[3, 192]"}, {}),
     ("P08", SEPARATE, heads(5960) | {"query": "bf16[2, 47680]", "key": "bf16[2, 11920]", "value": "bf16[2, 11920]"},
      heads(5960) | {"query": "bf16[0, 47680]", "key": "bf16[0, 11920]", "value": "bf16[0, 11920]"}),
     ("P09", SEPARATE, WIDE4 | {"attention_metadata": None}, WIDE4 | entries(0, 0)),

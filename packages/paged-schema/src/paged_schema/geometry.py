@@ -89,11 +89,15 @@ def read_config(path: Path) -> Config:
         InvalidArgument: F02, when it is no JSON object or too large.
     """
     try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise _bad(str(path), "a file above 16 MiB", "a model configuration")
-        found = json.loads(path.read_text(encoding="utf-8"))
+        # A device says nothing of its size before it is read.
+        with path.open("rb") as file:
+            data = file.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:
         raise _bad(str(path), error.strerror or "unreadable", "a file that can be read") from None
+    if len(data) > MAX_CONFIG_BYTES:
+        raise _bad(str(path), "a file above 16 MiB", "a model configuration")
+    try:
+        found = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError):
         raise _bad(str(path), "no JSON text", "a JSON object") from None
     if not isinstance(found, dict):

@@ -27,6 +27,13 @@ class TypedModel(BaseModel):
         except ValidationError as error:
             raise self._refusal(error) from None
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Copy, with the changes checked like any other value."""
+        if update is None:
+            return super().model_copy(deep=deep)
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return self.model_validate(given | dict(update))
+
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
         """Build from a mapping of names."""

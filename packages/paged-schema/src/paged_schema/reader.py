@@ -83,6 +83,9 @@ def read_model(path: Path) -> ModelProto:
 
 
 def _stripped(path: Path) -> bytes:
+    if path.is_fifo():
+        # Opening it would wait for a writer.
+        raise _unreadable(path, "a pipe", "a file")
     with path.open("rb") as file:
         if path.stat().st_size == 0:
             raise _unreadable(path, "an empty file", "an ONNX model")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from paged_schema.facts import Facts, known
-from paged_schema.rules.registry import CUDA, KERNELS, Fault, rule
+from paged_schema.rules.registry import CUDA, KERNELS, Fault, Rule, group, rule
 from paged_schema.rules.shapes import dim_fault, dim_of, rank_fault
 
 MAX_THREADS: Final = 1024
@@ -48,6 +48,17 @@ def _(f: Facts) -> Fault | None:
     if f.latent and f.value is not None:
         return Fault("value", str(f.value), "absent; a latent row holds key and value")
     return None
+
+
+@group(
+    Rule("R03c", "run", "LATENT: query has rank 2", "INVALID_ARGUMENT", providers=KERNELS),
+    Rule("R04a", "run", "unpacked: query has rank 2", "INVALID_ARGUMENT", providers=KERNELS),
+    Rule("R05a", "run", "packed: query has rank 2", "INVALID_ARGUMENT", providers=KERNELS),
+)
+def _(f: Facts) -> Fault | None:
+    # Only a node whose file declares no query shape comes here with another rank.
+    fault = rank_fault("query", f.query, 2)
+    return fault and fault._replace(rule="R03c" if f.latent else "R05a" if f.packed else "R04a")
 
 
 @rule("X06", "run", "the heads of a query row are not 0 when cut to 32 bits", "CRASH", providers=KERNELS)
