@@ -329,6 +329,8 @@ ROWS: list[tuple[str, Base, Change, Change]] = [
     ("P04", LATENT, latent_heads(6000, v_head_size=5905), latent_heads(6000, v_head_size=5904)),
     ("P04", LATENT, latent_heads(8192, v_head_size=8192),
      latent_heads(8192, v_head_size=8192) | {"query": "bf16[0, 32768]", "key": "bf16[0, 8192]"}),
+    ("P05", LATENT, entries(0, 0) | {"values": RunValues(metadata=(0,))}, entries(0, 0)),
+    ("P05", LATENT, entries(0, 0) | {"values": RunValues(metadata=(0, 0, 0, 0))}, entries(0, 0)),
     ("P05", LATENT, entries(-1, 0), entries(0, 0)),
     ("P05", LATENT, entries(0, 0, -1), entries(1, 0, 0)),
     ("P05", LATENT, entries(0, 20, 21), entries(0, 20, 20)),
