@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from paged_cuda._virtual_memory import VirtualMemory, VirtualMemoryCalls
 from paged_cuda.errors import DriverError, NoDriver
 
 Dim = tuple[int, int, int]
@@ -42,7 +43,7 @@ class DeviceProperties:
     bandwidth: float
 
 
-class Driver(Protocol):
+class Driver(VirtualMemory, Protocol):
     """What this package needs of a driver. Every failure is a `DriverError`."""
 
     def device_count(self) -> int: ...
@@ -145,7 +146,7 @@ _HOT: dict[str, tuple[type[ctypes._SimpleCData[Any]], ...]] = {
 }
 
 
-class CudaDriver:
+class CudaDriver(VirtualMemoryCalls):
     """The real driver."""
 
     def __init__(self) -> None:
@@ -171,12 +172,6 @@ class CudaDriver:
         function.argtypes = types
         function.restype = ctypes.c_int
         return function
-
-    def _call(self, name: str, *arguments: object) -> Any:
-        status, *values = getattr(self._cuda, name)(*arguments)
-        if int(status) != 0:
-            raise DriverError("driver-call", name, status.name, "CUDA_SUCCESS")
-        return values[0] if values else None
 
     def _check(self, status: int, name: str) -> None:
         if status != 0:

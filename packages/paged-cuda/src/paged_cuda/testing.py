@@ -7,10 +7,10 @@ Tests of the host side run against it anywhere. It executes no kernel, so it say
 from __future__ import annotations
 
 import ctypes
-from collections import Counter
 from dataclasses import dataclass
 
 from paged_cuda._driver import DeviceProperties, Dim, Driver, Launcher
+from paged_cuda._fake_memory import FakeVirtualMemory
 from paged_cuda.errors import DriverError
 
 FAKE_GPU = DeviceProperties(
@@ -46,7 +46,7 @@ class Launched:
     stream: int
 
 
-class FakeDriver:
+class FakeDriver(FakeVirtualMemory):
     """Implements `paged_cuda._driver.Driver`.
 
     Attributes:
@@ -54,28 +54,27 @@ class FakeDriver:
         launched: Every launch outside captures, in order; a replay repeats its capture's.
         memory: Live device allocations by address.
         capturing: Streams under capture and what they have recorded.
-        limit: Device bytes that can be allocated; an allocation beyond it fails.
+        limit: Device bytes that can be allocated or created as handles; one beyond it fails.
+        failing: Calls still to come of a method until one fails, by its name: 1 fails the next.
     """
 
     def __init__(
         self, properties: DeviceProperties = FAKE_GPU, *, devices: int = 1, limit: int = 2**32
     ) -> None:
-        self.calls: Counter[str] = Counter()
+        super().__init__(limit)
         self.launched: list[Launched] = []
-        self.memory: dict[int, ctypes.Array[ctypes.c_char]] = {}
         self.capturing: dict[int, list[Launched]] = {}
         self.graphs: dict[int, list[Launched]] = {}
         self.executables: dict[int, list[Launched]] = {}
         self.contexts: list[int] = []
         self.symbols: dict[int, str] = {}
-        self.limit = limit
         self._properties = properties
         self._devices = devices
         self._pinned: dict[int, ctypes.Array[ctypes.c_char]] = {}
         self._next = 0x1000
 
     def _handle(self, call: str) -> int:
-        self.calls[call] += 1
+        self._enter(call)
         self._next += 0x10
         return self._next
 
@@ -95,16 +94,16 @@ class FakeDriver:
         return ordinal + 1
 
     def push_context(self, context: int) -> None:
-        self.calls["push_context"] += 1
+        self._enter("push_context")
         self.contexts.append(context)
 
     def pop_context(self) -> None:
-        self.calls["pop_context"] += 1
+        self._enter("pop_context")
         self.contexts.pop()
 
     def allocate(self, nbytes: int) -> int:
-        self.calls["allocate"] += 1
-        if sum(map(len, self.memory.values())) + nbytes > self.limit:
+        self._enter("allocate")
+        if self.used_bytes() + nbytes > self.limit:
             raise DriverError("driver-call", "cuMemAlloc", "CUDA_ERROR_OUT_OF_MEMORY", "CUDA_SUCCESS")
         # Room to return an aligned address inside the block.
         block = ctypes.create_string_buffer(nbytes + 256)
@@ -113,51 +112,54 @@ class FakeDriver:
         return pointer
 
     def free(self, pointer: int) -> None:
-        self.calls["free"] += 1
+        self._enter("free")
         del self.memory[pointer]
 
     def allocate_pinned(self, nbytes: int) -> int:
-        self.calls["allocate_pinned"] += 1
+        self._enter("allocate_pinned")
         block = ctypes.create_string_buffer(nbytes)
         self._pinned[ctypes.addressof(block)] = block
         return ctypes.addressof(block)
 
     def free_pinned(self, address: int) -> None:
-        self.calls["free_pinned"] += 1
+        self._enter("free_pinned")
         del self._pinned[address]
 
     def copy_to_device(self, pointer: int, address: int, nbytes: int, stream: int) -> None:
-        self.calls["copy_to_device"] += 1
+        self._enter("copy_to_device")
+        self._reach(pointer, nbytes)
         ctypes.memmove(pointer, address, nbytes)
 
     def copy_to_host(self, address: int, pointer: int, nbytes: int, stream: int) -> None:
-        self.calls["copy_to_host"] += 1
+        self._enter("copy_to_host")
+        self._reach(pointer, nbytes)
         ctypes.memmove(address, pointer, nbytes)
 
     def fill(self, pointer: int, byte: int, nbytes: int, stream: int) -> None:
-        self.calls["fill"] += 1
+        self._enter("fill")
+        self._reach(pointer, nbytes)
         ctypes.memset(pointer, byte, nbytes)
 
     def create_stream(self) -> int:
         return self._handle("create_stream")
 
     def destroy_stream(self, stream: int) -> None:
-        self.calls["destroy_stream"] += 1
+        self._enter("destroy_stream")
 
     def synchronize(self, stream: int) -> None:
-        self.calls["synchronize"] += 1
+        self._enter("synchronize")
 
     def create_event(self) -> int:
         return self._handle("create_event")
 
     def destroy_event(self, event: int) -> None:
-        self.calls["destroy_event"] += 1
+        self._enter("destroy_event")
 
     def record_event(self, event: int, stream: int) -> None:
-        self.calls["record_event"] += 1
+        self._enter("record_event")
 
     def wait_event(self, event: int) -> None:
-        self.calls["wait_event"] += 1
+        self._enter("wait_event")
 
     def load_module(self, cubin: bytes) -> int:
         return self._handle("load_module")
@@ -168,7 +170,7 @@ class FakeDriver:
         return function
 
     def allow_shared(self, function: int, nbytes: int) -> None:
-        self.calls["allow_shared"] += 1
+        self._enter("allow_shared")
 
     def launcher(
         self,
@@ -183,18 +185,18 @@ class FakeDriver:
         symbol = self.symbols[function]
 
         def launch(stream: int) -> None:
-            self.calls["launch"] += 1
+            self._enter("launch")
             record = Launched(function, symbol, grid, block, shared_bytes, bytes(params), stream)
             self.capturing.get(stream, self.launched).append(record)
 
         return launch
 
     def is_capturing(self, stream: int) -> bool:
-        self.calls["is_capturing"] += 1
+        self._enter("is_capturing")
         return stream in self.capturing
 
     def begin_capture(self, stream: int) -> None:
-        self.calls["begin_capture"] += 1
+        self._enter("begin_capture")
         self.capturing[stream] = []
 
     def end_capture(self, stream: int) -> int:
@@ -208,18 +210,18 @@ class FakeDriver:
         return executable
 
     def upload_graph(self, executable: int, stream: int) -> None:
-        self.calls["upload_graph"] += 1
+        self._enter("upload_graph")
 
     def launch_graph(self, executable: int, stream: int) -> None:
-        self.calls["launch_graph"] += 1
+        self._enter("launch_graph")
         self.launched += self.executables[executable]
 
     def destroy_graph(self, graph: int) -> None:
-        self.calls["destroy_graph"] += 1
+        self._enter("destroy_graph")
         del self.graphs[graph]
 
     def destroy_executable(self, executable: int) -> None:
-        self.calls["destroy_executable"] += 1
+        self._enter("destroy_executable")
         del self.executables[executable]
 
 
