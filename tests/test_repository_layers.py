@@ -16,7 +16,7 @@ ALLOWED = {
     "paged_cuda": {"paged_schema", "numpy", "cuda"},
     "paged_bench": {
         *("paged_schema", "paged_oracle", "paged_kv", "paged_cuda"),
-        *("numpy", "ml_dtypes", "cuda", "gguf", "rich", "tokenizers"),
+        *("numpy", "ml_dtypes", "cuda", "gguf", "pydantic", "rich", "tokenizers"),
     },
 }
 # What an extra or the caller brings. Another test sees that importing the package does without.

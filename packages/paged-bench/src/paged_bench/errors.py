@@ -43,4 +43,20 @@ class BackendError(BenchError, RuntimeError):
     """The asked-for backend cannot run on this machine."""
 
 
-__all__ = ["BackendError", "BenchError", "ModelFileError", "OptionError", "PromptError"]
+class RecordError(BenchError, ValueError):
+    """A record of measurements that is of another version, truncated, edited by hand, or not one."""
+
+
+class ComparisonError(BenchError, ValueError):
+    """Two records that say nothing about each other: other machines, other kinds, or no case in common."""
+
+
+__all__ = [
+    "BackendError",
+    "BenchError",
+    "ComparisonError",
+    "ModelFileError",
+    "OptionError",
+    "PromptError",
+    "RecordError",
+]
