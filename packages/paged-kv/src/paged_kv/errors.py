@@ -216,3 +216,78 @@ class PrefixMismatch(KvOwnershipError):
 
 class InvariantViolation(KvError, RuntimeError):
     """`KVCacheManager.check` found a state that must not exist."""
+
+
+class VmmError(KvError, RuntimeError):
+    """Virtual memory behind a cache cannot be had, or not now."""
+
+
+class CapacityUnavailable(VmmError):
+    """A grant does not cover what is to be mapped."""
+
+
+class CommitOutOfRange(VmmError, ValueError):
+    """More tokens or bytes than were reserved."""
+
+
+class CaptureInProgress(VmmError):
+    """Memory must not be mapped, unmapped or created by the thread that captures a graph."""
+
+
+class WorkInFlight(VmmError):
+    """Work that was launched may still touch what is to be unmapped."""
+
+
+class DriverCallFailed(VmmError):
+    """A driver call failed; everything that led to it was undone."""
+
+
+class RangeQuarantined(VmmError):
+    """Granules could not be unmapped: they stay billed and are never used again.
+
+    The one error after which something is different: the granules in ``numbers`` are out of service.
+    """
+
+
+class GrantOpen(VmmError):
+    """This thread already holds a grant, and waiting for it would never end."""
+
+
+class GrantSettled(VmmError, ValueError):
+    """The grant was already settled or rolled back."""
+
+
+class ForeignGrant(VmmError, ValueError):
+    """The grant, lease or holder belongs to another governor, or another holder."""
+
+
+class GrantOverrun(VmmError, ValueError):
+    """More bytes settled, mapped or given back than there are."""
+
+
+class LeaseReturned(VmmError, ValueError):
+    """The lease was already given back."""
+
+
+class GranularityMismatch(VmmError, ValueError):
+    """A granule is not a power of two, or not what the driver or the arena works with."""
+
+
+class ForeignHandle(VmmError, ValueError):
+    """The physical handle was not created by this pool, or is given back twice."""
+
+
+class ForeignPlan(VmmError, ValueError):
+    """The commit plan was made for another arena, or before its state changed."""
+
+
+class ArenaClosed(VmmError, ValueError):
+    """The arena, pool or storage was closed."""
+
+
+class LayoutRefused(VmmError, ValueError):
+    """The layout cannot grow, or be shared, in this way."""
+
+
+class GraphOutOfOrder(VmmError, ValueError):
+    """A graph is captured before it is warm, or replayed before it is captured."""
