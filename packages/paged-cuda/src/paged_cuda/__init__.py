@@ -27,6 +27,7 @@ from paged_cuda.explain import Explanation
 from paged_cuda.graph import CapturedGraph
 from paged_cuda.stream import Stream
 from paged_cuda.violations import Violations
+from paged_cuda.vmm_driver import CudaVmmDriver
 from paged_cuda.workspace import Workspace
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "CapturedGraph",
     "CompileError",
     "CubinCache",
+    "CudaVmmDriver",
     "Device",
     "DeviceArray",
     "DeviceIndexPlan",

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from paged_cuda._virtual_memory import VirtualMemory, VirtualMemoryCalls
-from paged_cuda.errors import DriverError, NoDriver
+from paged_cuda._virtual_memory import VirtualMemory, VirtualMemoryCalls, failure
+from paged_cuda.errors import NoDriver
 
 Dim = tuple[int, int, int]
 Launcher = Callable[[int], None]
@@ -175,7 +175,7 @@ class CudaDriver(VirtualMemoryCalls):
 
     def _check(self, status: int, name: str) -> None:
         if status != 0:
-            raise DriverError("driver-call", name, self._cuda.CUresult(status).name, "CUDA_SUCCESS")
+            raise failure(name, self._cuda.CUresult(status))
 
     def device_count(self) -> int:
         return int(self._call("cuDeviceGetCount"))

@@ -167,8 +167,8 @@ class FakeVirtualMemory(CountedCalls):
         self._enter("event_done")
         return True
 
-    def synchronize_context(self) -> None:
-        self._enter("synchronize_context")
+    def stream_wait_event(self, stream: int, event: int) -> None:
+        self._enter("stream_wait_event")
 
     def _tiles(self, pointer: int, nbytes: int, call: str) -> list[int]:
         """Return the starts of the mappings that make up a range, which must be whole mappings."""

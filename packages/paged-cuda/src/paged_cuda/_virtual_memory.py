@@ -25,7 +25,14 @@ class VirtualMemory(Protocol):
     def memory_info(self) -> tuple[int, int]: ...
     def copy_on_device(self, target: int, source: int, nbytes: int, stream: int) -> None: ...
     def event_done(self, event: int) -> bool: ...
-    def synchronize_context(self) -> None: ...
+    def stream_wait_event(self, stream: int, event: int) -> None: ...
+
+
+def failure(call: str, status: Any) -> DriverError:
+    """Return the error of a driver call that ended with `status`, a `CUresult`."""
+    error = DriverError("driver-call", call, status.name, "CUDA_SUCCESS")
+    error.code = int(status)
+    return error
 
 
 class BindingCalls:
@@ -36,7 +43,7 @@ class BindingCalls:
     def _call(self, name: str, *arguments: object) -> Any:
         status, *values = getattr(self._cuda, name)(*arguments)
         if int(status) != 0:
-            raise DriverError("driver-call", name, status.name, "CUDA_SUCCESS")
+            raise failure(name, status)
         return values[0] if values else None
 
 
@@ -86,7 +93,7 @@ class VirtualMemoryCalls(BindingCalls):
     def memory_info(self) -> tuple[int, int]:
         status, free, total = self._cuda.cuMemGetInfo()
         if int(status) != 0:
-            raise DriverError("driver-call", "cuMemGetInfo", status.name, "CUDA_SUCCESS")
+            raise failure("cuMemGetInfo", status)
         return int(free), int(total)
 
     def copy_on_device(self, target: int, source: int, nbytes: int, stream: int) -> None:
@@ -97,11 +104,11 @@ class VirtualMemoryCalls(BindingCalls):
         if status == self._cuda.CUresult.CUDA_ERROR_NOT_READY:
             return False
         if int(status) != 0:
-            raise DriverError("driver-call", "cuEventQuery", status.name, "CUDA_SUCCESS")
+            raise failure("cuEventQuery", status)
         return True
 
-    def synchronize_context(self) -> None:
-        self._call("cuCtxSynchronize")
+    def stream_wait_event(self, stream: int, event: int) -> None:
+        self._call("cuStreamWaitEvent", stream, event, 0)
 
     def _allocation(self, ordinal: int) -> Any:
         """Return the properties of pinned memory on that GPU."""

@@ -34,7 +34,13 @@ class NoDriver(PagedCudaError, RuntimeError):  # noqa: N818
 
 
 class DriverError(PagedCudaError, RuntimeError):
-    """A driver call failed; `subject` is the call and `got` the driver's name for the failure."""
+    """A driver call failed; `subject` is the call and `got` the driver's name for the failure.
+
+    Attributes:
+        code: The driver's number for the failure, where a driver gave one.
+    """
+
+    code: int | None = None
 
 
 class CompileError(PagedCudaError, RuntimeError):

@@ -24,6 +24,11 @@ def retain(*operands: object) -> bool:
     return bool(_open)
 
 
+def capturing() -> bool:
+    """Return whether a capture of this package is open, in any thread."""
+    return bool(_open)
+
+
 class CapturedGraph:
     """Captures what its `with` block launches in `stream`, then replays it.
 
