@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from paged_cuda import ArgumentMismatch, Bounds, PagedAttention
 from paged_cuda.launch_plan import PathOptions
 from paged_cuda.paths import choose_path
-from paged_cuda.split_path import MAX_SLICES, SplitPath, SplitSizes
+from paged_cuda.split_path import SplitPath
+from paged_cuda.split_plan import MAX_SLICES, SplitSizes
 from paged_cuda.split_shape import ROW_TILES, SplitShape, shapes_for
 from paged_cuda.testing import FAKE_GPU, FakeDriver
 from paged_schema import Call, PagedAttentionAttributes, PagedAttentionInputs, check

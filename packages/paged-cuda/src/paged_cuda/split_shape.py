@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from paged_cuda.signature import ElementType, KernelSignature
+from paged_cuda.split_plan import padded_v_head_size
 
 CONSUMER_WARPS = 8
 MAX_HEAD_SIZE = 640
@@ -66,11 +67,6 @@ class SplitShape:
             ("SHARED_BYTES", self.shared_bytes(head_size, v_head_size)),
         )
         return KernelSignature("sm80_latent", dtype, constants)
-
-
-def padded_v_head_size(v_head_size: int) -> int:
-    """Return the output columns that the kernel computes: eight warps times a multiple of 16."""
-    return -(-v_head_size // 128) * 128
 
 
 def padded_head_size(head_size: int, v_head_size: int) -> int:

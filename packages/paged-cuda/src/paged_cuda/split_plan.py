@@ -1,0 +1,178 @@
+"""What every split-KV path shares: the sizes that bounds fix, the scratch memory, schedule and combine.
+
+The grid is as many slices as the GPU runs blocks; the device cuts the step's KV tiles into them from the
+lengths it finds (`kernels/schedule.cu`). A slice leaves at most two partials, whatever the batch, so the
+workspace does not grow with it. With a fixed split the cut points of a sequence depend on that sequence
+alone: its output has the same bits in any batch, at the price of one partial a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from paged_cuda.bounds import INT32_MAX, Bounds
+from paged_cuda.errors import ArgumentMismatch
+from paged_cuda.launch_plan import LaunchSpec, PathPlan
+from paged_cuda.signature import KernelSignature, combine_signature, element_type
+from paged_cuda.workspace import WorkspaceLayout
+
+if TYPE_CHECKING:
+    from paged_schema import Call
+
+MAX_SLICES = 1024  # what the schedule kernel keeps in shared memory
+_MIN_ROWS = 64  # KV rows of a slice: below, the partial costs more than the rows
+_COMBINE_TASKS = 528  # tasks that keep the GPU busy; columns are cut until there are about that many
+_COMBINE_BLOCKS = 8  # blocks of the combine kernel a multiprocessor
+
+
+class Tiles(Protocol):
+    """The tile of an attend kernel."""
+
+    @property
+    def row_tile(self) -> int:
+        """Packed query rows of a block."""
+        ...
+
+    @property
+    def kv_tile(self) -> int:
+        """KV rows of a tile."""
+        ...
+
+
+def padded_v_head_size(v_head_size: int) -> int:
+    """Return the output columns that the kernels compute: whole groups of 128."""
+    return -(-v_head_size // 128) * 128
+
+
+@dataclass(frozen=True, slots=True)
+class SplitSizes:
+    """Everything that the bounds fix.
+
+    Attributes:
+        row_tiles: Row tiles that share a slice: several when a token has more heads than a tile has rows.
+        item_rows: Packed rows of an item.
+        slices: Slices of a step.
+        max_items: Items of the largest step.
+        chunk: KV tiles of a part under a fixed split, else 0.
+        slots: Partials that the workspace holds, each `row_tiles` tall.
+        combine_entries: Ends of the list of cut items that the combine kernel may look at; at least as many
+            as its blocks reach over at once.
+        column_parts: Blocks that share an output row in the combine kernel.
+    """
+
+    row_tiles: int
+    item_rows: int
+    slices: int
+    max_items: int
+    chunk: int
+    slots: int
+    combine_entries: int
+    column_parts: int
+
+    @classmethod
+    def of(cls, heads: int, bounds: Bounds, tiles: Tiles, *, blocks: int, split_rows: int) -> SplitSizes:
+        """Derive the sizes for `heads` query heads on a GPU that runs `blocks` blocks at once."""
+        tall = heads >= tiles.row_tile
+        row_tiles = -(-heads // tiles.row_tile) if tall else 1
+        item_rows = heads if tall else tiles.row_tile
+        slices = max(1, min(blocks // row_tiles, MAX_SLICES))
+        if tall:
+            max_items = bounds.max_tokens
+        else:
+            max_items = -(-bounds.max_tokens * heads // tiles.row_tile) + bounds.max_batch
+        chunk = split_rows // tiles.kv_tile
+        slots = max_items * (bounds.max_context // split_rows + 2) if chunk else 2 * slices
+        entries = min(max_items, 2048 if chunk else slices) + 1
+        parts = next((n for n in (8, 4, 2) if entries * item_rows * n <= _COMBINE_TASKS), 1)
+        return cls(row_tiles, item_rows, slices, max_items, chunk, slots, entries, parts)
+
+
+def split_plan(
+    call: Call,
+    bounds: Bounds,
+    tiles: Tiles,
+    attend: Callable[[SplitSizes], LaunchSpec],
+    *,
+    multiprocessors: int,
+    blocks_per_multiprocessor: int,
+    split_rows: int,
+    query_width: int,
+    description: str,
+) -> PathPlan:
+    """Return schedule, attend and combine around one attend kernel.
+
+    Args:
+        call: The checked node.
+        bounds: The largest batch.
+        tiles: The kernel's tile.
+        attend: Its launch, for the sizes found.
+        multiprocessors: Of the GPU.
+        blocks_per_multiprocessor: Blocks of the attend kernel that run at once on one.
+        split_rows: KV rows of a part under a fixed split, else 0.
+        query_width: Channels of a query head that append writes for the kernel; 0: none.
+        description: The tiles, in words.
+
+    Raises:
+        ArgumentMismatch: The split is no multiple of a tile, or the bounds hold more rows than an int32
+            counts.
+    """
+    if split_rows % tiles.kv_tile:
+        raise ArgumentMismatch("split_rows", "split_rows", split_rows, f"a multiple of {tiles.kv_tile}, or 0")
+    rows = bounds.max_tokens * call.num_heads
+    if rows > INT32_MAX - 64:
+        raise ArgumentMismatch("bounds", "max_tokens * num_heads", rows, f"at most {INT32_MAX - 64}")
+    blocks = multiprocessors * blocks_per_multiprocessor
+    sizes = SplitSizes.of(call.num_heads, bounds, tiles, blocks=blocks, split_rows=split_rows)
+    threads = 256 if max(bounds.max_batch, sizes.max_items, sizes.slices + 1) <= 256 else 1024
+    tasks = sizes.combine_entries * sizes.item_rows * sizes.column_parts
+    dtype, v_head_size = element_type(call), call.v_head_size or 0
+    schedule = LaunchSpec(
+        KernelSignature("schedule", dtype, (("THREADS", threads),)),
+        (1, 1, 1),
+        (threads, 1, 1),
+        programmatic=True,
+        schedule=True,
+    )
+    combine = LaunchSpec(
+        combine_signature(dtype, v_head_size, row_tile=tiles.row_tile, column_parts=sizes.column_parts),
+        (min(tasks, _COMBINE_BLOCKS * multiprocessors), 1, 1),
+        (_combine_threads(v_head_size, sizes.column_parts), 1, 1),
+        programmatic=True,
+    )
+    constants = {
+        "slices": sizes.slices,
+        "row_tiles": sizes.row_tiles,
+        "row_tile": tiles.row_tile,
+        "kv_tile_shift": tiles.kv_tile.bit_length() - 1,
+        "min_tiles": max(1, _MIN_ROWS // tiles.kv_tile),
+        "chunk": sizes.chunk,
+        "max_items": sizes.max_items,
+        "max_parts": sizes.slots if sizes.chunk else 0,
+        "combine_entries": sizes.combine_entries,
+    }
+    workspace = _workspace(call, bounds, tiles, sizes, query_width)
+    return PathPlan((schedule, attend(sizes), combine), workspace, constants, description)
+
+
+def _workspace(
+    call: Call, bounds: Bounds, tiles: Tiles, sizes: SplitSizes, query_width: int
+) -> WorkspaceLayout:
+    rows = sizes.slots * sizes.row_tiles * tiles.row_tile
+    lists = max(sizes.slices, sizes.max_items if sizes.chunk else 0)
+    return WorkspaceLayout.of(
+        query_rotary=bounds.max_tokens * call.num_heads * query_width * 2,
+        items=32 * sizes.max_items,
+        starts=64 * (sizes.slices + 1),
+        splits=32 * (lists + bounds.max_batch + 2 + sizes.combine_entries),
+        item_begin=4 * sizes.max_items,
+        request_begin=4 * bounds.max_batch,
+        partial_output=4 * rows * padded_v_head_size(call.v_head_size or 0),
+        partial_lse=4 * rows,
+    )
+
+
+def _combine_threads(v_head_size: int, column_parts: int) -> int:
+    lanes = padded_v_head_size(v_head_size) // column_parts // 4
+    return 256 if column_parts >= 4 else max(128, lanes)
