@@ -1,4 +1,7 @@
-"""Time of `check` for a full call of each layout, of the strict layer, and of the import."""
+"""Time of `check` for a full call of each layout, of the strict layer, and of the import.
+
+Run by `paged-bench cpu`, or alone with `pytest -o python_files=bench_*.py`.
+"""
 
 from __future__ import annotations
 
@@ -36,17 +39,19 @@ SEPARATE = (
 )  # fmt: skip
 
 
-def bench_check_latent(benchmark: BenchmarkFixture) -> None:
+def test_check_latent(benchmark: BenchmarkFixture) -> None:
     """A full LATENT call; the aim is below 50 microseconds."""
+    benchmark.extra_info["title"] = "`check`, LATENT, every size known"
     benchmark(check, *LATENT)
 
 
-def bench_check_separate_with_every_input(benchmark: BenchmarkFixture) -> None:
+def test_check_separate_with_every_input(benchmark: BenchmarkFixture) -> None:
     """A quantised SEPARATE call with every optional input; the aim is below 50 microseconds."""
+    benchmark.extra_info["title"] = "`check`, SEPARATE, every input"
     benchmark(check, *SEPARATE)
 
 
-def bench_strict_1024_sequences_2048_columns(benchmark: BenchmarkFixture) -> None:
+def test_strict_1024_sequences_2048_columns(benchmark: BenchmarkFixture) -> None:
     """The strict layer over a large, full table; the aim is below 5 milliseconds."""
     call = check(*LATENT)
     sequences, columns = 1024, 2048
@@ -60,13 +65,15 @@ def bench_strict_1024_sequences_2048_columns(benchmark: BenchmarkFixture) -> Non
         "block_table": table,
         "attention_metadata": np.array([1, int(past.max()) + 1, 0], np.int32),
     }
+    benchmark.extra_info["title"] = "strict layer, 1,024 sequences x 2,048 columns, all mapped"
     benchmark(check_values, call, arrays)
 
 
-def bench_import(benchmark: BenchmarkFixture) -> None:
+def test_import(benchmark: BenchmarkFixture) -> None:
     """A fresh interpreter that imports the package; the aim is below 150 milliseconds over an empty one."""
 
     def fresh() -> None:
         subprocess.run([sys.executable, "-c", "import paged_schema"], check=True)
 
+    benchmark.extra_info["title"] = "a fresh interpreter that imports `paged_schema`"
     benchmark.pedantic(fresh, rounds=10)

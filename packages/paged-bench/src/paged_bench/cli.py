@@ -77,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_demo(commands)
     _add_simulate(commands)
+    _add_measurements(commands)
     return parser
 
 
@@ -97,6 +98,13 @@ def _add_simulate(commands: Commands) -> None:
     from paged_bench.simulate import add_parser
 
     add_parser(commands)
+
+
+def _add_measurements(commands: Commands) -> None:
+    from paged_bench import compare, cpu
+
+    for command in (cpu, compare):
+        command.add_parser(commands)
 
 
 def _limit_threads() -> None:

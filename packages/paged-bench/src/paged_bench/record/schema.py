@@ -61,7 +61,7 @@ class Environment(_Block):
     python: Text
     system: Text  # "Linux 6.8.0 x86_64"
     cpu: Text
-    cores: AtLeastOne
+    cores: AtLeastOne | None = None
     governor: str | None = None
     load: tuple[float, float] | None = None  # one-minute load before and after
     packages: dict[str, str] = {}
@@ -131,6 +131,14 @@ class Samples(_Block):
             return None
         low, _, high = statistics.quantiles(self.values, n=4, method="inclusive")
         return low, high
+
+    def percentile(self, share: float) -> float | None:
+        """Return a percentile (0 to 100) by linear interpolation, or None where no values were kept."""
+        if not self.values:
+            return None
+        ordered, place = sorted(self.values), share / 100 * (len(self.values) - 1)
+        low, part = int(place), place - int(place)
+        return ordered[low] + part * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])
 
     def in_blocks(self) -> tuple[tuple[float, ...], ...]:
         """Return the values cut into their blocks; one block where none are named."""
@@ -313,6 +321,7 @@ class Record(_Block):
         created: UTC, to the second.
         command: as it was typed, without paths of the machine.
         stopped: why the run ended early; None when it is complete.
+        session: a name that both sides of one interleaved run share.
         code: digests of the Python sources under test, by package.
     """
 
@@ -323,6 +332,7 @@ class Record(_Block):
     created: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\+00:00|Z)$")]
     command: str | None = None
     stopped: str | None = None
+    session: str | None = None
     history: History | None = None
     revision: Revision | None = None
     suite: Suite

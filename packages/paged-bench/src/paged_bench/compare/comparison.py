@@ -1,0 +1,143 @@
+"""Two records matched case by case: one model from which every output is written."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paged_bench.compare.bootstrap import noise_of
+from paged_bench.compare.differences import Difference, differences
+from paged_bench.compare.verdict import Row, Verdict, row
+from paged_bench.errors import ComparisonError
+from paged_bench.record import Case, Record, Samples
+
+
+@dataclass(frozen=True)
+class Unmatched:
+    """A case, or a series of one, that only one side measured.
+
+    Attributes:
+        timing: of the series; empty for a whole case.
+        state: `new`, `removed`, `fails now`, `failed before` or `fails in both`.
+        why: the reason of a failure.
+    """
+
+    case_id: str
+    title: str
+    what: str
+    timing: str
+    state: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The whole answer.
+
+    Attributes:
+        base: the record to compare with.
+        head: the record that is judged.
+        rows: every series that both sides measured, worst first.
+        unmatched: the rest; nothing is dropped silently.
+        differences: what differs between the machines; not empty only when forced.
+        noise: what the same code showed within the runs, as a share (median over all series).
+        drift: median ratio of the peers that both sides timed at one version; None without any. Their code
+            is the same on both sides, so this is the machine.
+    """
+
+    base: Record
+    head: Record
+    rows: tuple[Row, ...]
+    unmatched: tuple[Unmatched, ...]
+    differences: tuple[Difference, ...]
+    noise: float
+    drift: float | None
+
+    def count(self, *verdicts: Verdict) -> int:
+        """Return how many rows have one of these verdicts."""
+        return sum(row.verdict in verdicts for row in self.rows)
+
+    @property
+    def broken(self) -> tuple[Unmatched, ...]:
+        """Cases that worked and fail now."""
+        return tuple(one for one in self.unmatched if one.state == "fails now")
+
+
+def compare(base: Record, head: Record, *, force: bool = False) -> Comparison:
+    """Compare two records.
+
+    Raises:
+        ComparisonError: They are of different kinds or machines and `force` was not given, or have nothing in
+            common.
+    """
+    found = differences(base, head)
+    if found and not force:
+        shown = ", ".join(f"{one.key} ({one.base} and {one.head})" for one in found)
+        raise ComparisonError("records", f"differ in {shown}", "measure both on one machine, or use --force")
+    both = [*_all_samples(base), *_all_samples(head)]
+    noises = [one for one in map(noise_of, both) if one is not None]
+    noise = statistics.median(noises) if noises else 0.0
+    rows, unmatched = _match(base, head, noise)
+    if not rows and not unmatched:
+        raise ComparisonError("records", "have no case at all", "give records with cases")
+    order = {verdict: place for place, verdict in enumerate(Verdict)}
+    rows.sort(key=lambda row: (order[row.verdict], -row.change, row.case_id, row.what))
+    return Comparison(base, head, tuple(rows), tuple(unmatched), found, noise, _drift(base, head))
+
+
+def _all_samples(record: Record) -> Iterator[Samples]:
+    return (samples for case in record.cases for samples in case.series)
+
+
+def _match(base: Record, head: Record, noise: float) -> tuple[list[Row], list[Unmatched]]:
+    rows: list[Row] = []
+    unmatched: list[Unmatched] = []
+    for case in base.cases:
+        other = head.case(case.id)
+        if other is None:
+            unmatched.append(Unmatched(case.id, case.title, "", "", "removed"))
+        elif case.failed or other.failed:
+            unmatched.append(_failure(case, other))
+        else:
+            _match_series(case, other, noise, rows, unmatched)
+    known = {case.id for case in base.cases}
+    new = (case for case in head.cases if case.id not in known)
+    unmatched += [Unmatched(case.id, case.title, "", "", "new", case.failed or "") for case in new]
+    return rows, unmatched
+
+
+def _failure(before: Case, after: Case) -> Unmatched:
+    state = (
+        "fails in both"
+        if before.failed and after.failed
+        else "fails now"
+        if after.failed
+        else "failed before"
+    )
+    return Unmatched(before.id, before.title, "", "", state, after.failed or before.failed or "")
+
+
+def _match_series(case: Case, other: Case, noise: float, rows: list[Row], unmatched: list[Unmatched]) -> None:
+    before = {(one.what, one.timing): one for one in case.series}
+    after = {(one.what, one.timing): one for one in other.series}
+    for key, samples in before.items():
+        if key in after:
+            rows.append(row(case.id, other.title, samples, after[key], noise))
+        else:
+            unmatched.append(Unmatched(case.id, case.title, *key, "removed"))
+    new = sorted(after.keys() - before.keys())
+    unmatched += [Unmatched(case.id, other.title, *key, "new") for key in new]
+
+
+def _drift(base: Record, head: Record) -> float | None:
+    versions = {peer.name: peer.version for peer in base.peers}
+    same = {peer.name for peer in head.peers if peer.version and versions.get(peer.name) == peer.version}
+    ratios = []
+    for case in base.cases:
+        after = head.case(case.id)
+        for peer in case.peers if after else ():
+            twin = next((one for one in after.peers if one.peer == peer.peer), None) if after else None
+            if peer.peer in same and twin and peer.series and twin.series:
+                ratios.append(twin.series[0].median / peer.series[0].median)
+    return statistics.median(ratios) if ratios else None

@@ -1,0 +1,115 @@
+"""What one pair of series says: slower, faster, the same, or that it cannot be told.
+
+Invariant: nothing is flagged unless the change is large (15 %), sure (the interval excludes no change) and
+beyond what the same code showed within the same run (the A/A noise).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from paged_bench.compare.bootstrap import Ratio, noise_of, ratio_of_medians
+from paged_bench.record import Samples
+
+WARN, ALARM = 1.15, 1.30
+FEWEST = 5  # values from which on a median has an interval
+
+
+class Verdict(Enum):
+    """The flags, in the order in which they are shown."""
+
+    MUCH_SLOWER = ("🔴", "much slower")
+    SLOWER = ("⚠️", "slower")
+    UNCLEAR = ("❔", "unclear")
+    SAME = ("✅", "same")
+    FASTER = ("🟢", "faster")
+
+    def __init__(self, flag: str, word: str) -> None:
+        self.flag = flag
+        self.word = word
+
+
+@dataclass(frozen=True)
+class Row:
+    """One series on both sides.
+
+    Attributes:
+        case_id: what was matched by.
+        title: for people.
+        what: the series.
+        timing: graph, eager or wall.
+        base_us: median of the base, microseconds.
+        head_us: median of the head.
+        base_spread: first and third quartile of the base.
+        head_spread: the same of the head.
+        ratio: head over base with its interval; None without samples.
+        noise: what the same code showed within the runs, as a share.
+        verdict: the flag.
+        why: why it is unclear, else empty.
+    """
+
+    case_id: str
+    title: str
+    what: str
+    timing: str
+    base_us: float
+    head_us: float
+    base_spread: tuple[float, float] | None
+    head_spread: tuple[float, float] | None
+    ratio: Ratio | None
+    noise: float
+    verdict: Verdict
+    why: str = ""
+
+    @property
+    def change(self) -> float:
+        """Head over base less one; positive is slower."""
+        return self.head_us / self.base_us - 1
+
+
+def resolution_us(samples: Samples) -> float:
+    """Return the least difference that the clock behind the samples can be trusted with.
+
+    Events on the device step by half a microsecond, shared by the calls between them; the CPU's clock by
+    about 50 ns.
+    """
+    return 0.05 if samples.timing == "wall" else max(0.05, 0.5 / samples.calls)
+
+
+def judge(base: Samples, head: Samples, noise: float, key: str) -> tuple[Ratio | None, Verdict, str]:
+    """Return the ratio, the verdict and, for an unclear one, why."""
+    if min(len(base.values), len(head.values)) < FEWEST:
+        return None, Verdict.UNCLEAR, f"fewer than {FEWEST} samples were kept"
+    ratio = ratio_of_medians(base.values, head.values, key)
+    if abs(head.median - base.median) < max(resolution_us(base), resolution_us(head)):
+        return ratio, Verdict.SAME, ""
+    if ratio.value >= WARN and ratio.low > 1 + noise:
+        return ratio, Verdict.MUCH_SLOWER if ratio.value >= ALARM else Verdict.SLOWER, ""
+    if ratio.value <= 2 - WARN and ratio.high < 1 / (1 + noise):
+        return ratio, Verdict.FASTER, ""
+    if 2 - WARN < ratio.value < WARN and ratio.low > 2 - WARN and ratio.high < WARN:
+        return ratio, Verdict.SAME, ""
+    if ratio.value >= WARN or ratio.value <= 2 - WARN:
+        return ratio, Verdict.UNCLEAR, f"the noise of the same code is {noise:.0%}"
+    return ratio, Verdict.UNCLEAR, "the interval reaches 15 %"
+
+
+def row(case_id: str, title: str, base: Samples, head: Samples, run_noise: float) -> Row:
+    """Compare one series; the noise is its own on either side, and at least that of the runs."""
+    noise = max(run_noise, noise_of(base) or 0.0, noise_of(head) or 0.0)
+    ratio, verdict, why = judge(base, head, noise, f"{case_id} {base.what} {base.timing}")
+    return Row(
+        case_id=case_id,
+        title=title,
+        what=base.what,
+        timing=base.timing,
+        base_us=base.median,
+        head_us=head.median,
+        base_spread=base.quartiles,
+        head_spread=head.quartiles,
+        ratio=ratio,
+        noise=noise,
+        verdict=verdict,
+        why=why,
+    )

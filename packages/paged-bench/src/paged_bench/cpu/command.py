@@ -1,0 +1,113 @@
+"""`paged-bench cpu`: several blocks of the benchmarks, kept after each, as one record."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from paged_bench.compare.words import time_text
+from paged_bench.cpu.block import Block, benchmark_files, run_block, suite_digest
+from paged_bench.errors import BenchError
+from paged_bench.record import (
+    Case,
+    Record,
+    Samples,
+    Suite,
+    capture,
+    finish,
+    package_digest,
+    revision,
+    save,
+)
+
+UNDER_TEST = ("paged_schema", "paged_oracle", "paged_kv", "paged_cuda")
+
+
+def run(root: Path, out: Path, *, select: str, blocks: int) -> int:
+    """Measure and write the record.
+
+    Returns:
+        0, or 1 when a benchmark failed.
+
+    Raises:
+        BenchError: nothing can be run, or an interrupt; what was measured until then is in `out`.
+        OSError: the record cannot be written.
+    """
+    files = benchmark_files(root.resolve())
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.with_name(out.name).open("a").close()  # an unwritable place is found before the first benchmark
+    started, environment, done = datetime.now(UTC), capture(), list[Block]()
+    what = "The schema, the oracle and the page authority on the processor."
+    record = Record(
+        kind="cpu",
+        what=what,
+        created=started.isoformat(timespec="seconds"),
+        command=" ".join(["paged-bench cpu", *([f"--select '{select}'"] if select else [])]),
+        stopped="no block was finished",
+        revision=revision(root),
+        suite=Suite(name="cpu", digest=suite_digest(files)),
+        code={package: package_digest(package) for package in UNDER_TEST},
+        environment=environment,
+        cases=(),
+    )
+    for number in range(1, blocks + 1):
+        sys.stderr.write(f"block {number} of {blocks}\n")
+        try:
+            done.append(run_block(files, select))
+        except KeyboardInterrupt:
+            raise BenchError(
+                "cpu suite", "interrupted", f"{out.name} holds {number - 1} of {blocks} blocks"
+            ) from None
+        missing = None if number == blocks else f"after {number} of {blocks} blocks"
+        record = record.model_copy(
+            update={"stopped": missing, "environment": finish(environment), "cases": merged(done)}
+        )
+        save(record, out)
+    show(record)
+    return int(any(case.failed for case in record.cases))
+
+
+def merged(blocks: Sequence[Block]) -> tuple[Case, ...]:
+    """Put the blocks of each benchmark behind one another; one failure in any block fails the case."""
+    names = dict.fromkeys(name for block in blocks for name in (*block.timed, *block.failed))
+    return tuple(_case(name, blocks) for name in names)
+
+
+def _case(name: str, blocks: Sequence[Block]) -> Case:
+    why = next((block.failed[name] for block in blocks if name in block.failed), None)
+    parts = [block.timed[name] for block in blocks if name in block.timed]
+    title = parts[0].title if parts else name
+    group = name.partition("/")[0]
+    if why is not None:
+        return Case(id=name, title=title, group=group, failed=why)
+    series = Samples(
+        what="call",
+        timing="wall",
+        values=tuple(value for part in parts for value in part.values),
+        blocks=tuple(len(part.values) for part in parts),
+        calls=parts[0].calls,
+    )
+    return Case(id=name, title=title, group=group, parameters=parts[0].parameters, series=(series,))
+
+
+def show(record: Record) -> None:
+    """Print the medians."""
+    table = Table()
+    table.add_column("case", overflow="fold")
+    for name in ("median", "quartiles", "samples"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for case in record.cases:
+        samples = case.samples()
+        if samples is None:
+            table.add_row(Text(case.title), "failed", Text(case.failed or ""), "")
+            continue
+        low, high = samples.quartiles or (samples.median, samples.median)
+        spread = f"{time_text(low)} … {time_text(high)}"
+        table.add_row(Text(case.title), time_text(samples.median), spread, str(len(samples.values)))
+    Console().print(table)

@@ -1,0 +1,123 @@
+"""Points for the drawings, from any number of records: ours and the peers' on the same footing.
+
+Invariant: a point is held against the ceilings of its own run, never against another machine's. Of our own
+figures those of the present kernels are taken where there are any; figures from history are named so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from paged_bench.record import STEP_KERNELS, Case, Record, Samples, Shape, Work
+
+OURS = "paged-cuda"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One implementation on one shape.
+
+    Attributes:
+        implementation: `OURS` or the peer's name.
+        case: where it comes from.
+        shape: of the case.
+        us: median under graph replay, microseconds.
+        floor_us: what the same run's ceilings allow; None without ceilings.
+        history: whether the record is marked as history.
+    """
+
+    implementation: str
+    case: Case
+    shape: Shape
+    us: float
+    floor_us: float | None
+    history: bool
+
+    @property
+    def work(self) -> Work | None:
+        """The counted work of the case."""
+        return self.case.work
+
+    @property
+    def ratio(self) -> float | None:
+        """Median over floor."""
+        return self.us / self.floor_us if self.floor_us else None
+
+
+def points(records: Sequence[Record]) -> tuple[Point, ...]:
+    """Return every point with a shape, ours first, in the order of the records."""
+    ours = [record for record in records if any(case.samples() and case.shape for case in record.cases)]
+    present = [record for record in ours if record.history is None] or ours
+    found = [point for record in present for point in _ours(record)]
+    found += [point for record in records for point in _peers(record)]
+    return tuple(found)
+
+
+def _ours(record: Record) -> Iterable[Point]:
+    for case in record.cases:
+        samples = _replayed(case.series)
+        if samples is not None and case.shape is not None:
+            yield _point(OURS, record, case, case.shape, samples)
+
+
+def _peers(record: Record) -> Iterable[Point]:
+    for case in record.cases:
+        for row in case.peers:
+            samples = _replayed(row.series)
+            if samples is not None and case.shape is not None:
+                yield _point(row.peer, record, case, case.shape, samples)
+
+
+def _replayed(series: Sequence[Samples]) -> Samples | None:
+    """Prefer graph replay of attend and combine; a case timed in eager calls only is better than none."""
+    for timing in ("graph", "eager"):
+        for one in series:
+            if one.what == "attend+combine" and one.timing == timing:
+                return one
+    return None
+
+
+def _point(name: str, record: Record, case: Case, shape: Shape, samples: Samples) -> Point:
+    floor = record.floor_us(case)
+    return Point(name, case, shape, samples.median, floor, record.history is not None)
+
+
+def implementations(found: Iterable[Point]) -> list[str]:
+    """Return the names, ours first, then in the order of appearance."""
+    names = dict.fromkeys(point.implementation for point in found)
+    return sorted(names, key=lambda name: name != OURS)
+
+
+@dataclass(frozen=True)
+class Split:
+    """The kernels of one step: names and microseconds, in launch order."""
+
+    case: Case
+    parts: tuple[tuple[str, float], ...]
+
+
+def splits(records: Sequence[Record]) -> tuple[Split, ...]:
+    """Return the cases whose step was timed, cut as finely as their samples allow.
+
+    Where the four kernels were timed apart, those are the parts. Else it is attend + combine, and the rest of
+    the step. Kernels timed apart overlap less than in a step, so they need not add up to it.
+    """
+    found = []
+    for record in records:
+        for case in record.cases if record.history is None else ():
+            parts = _parts(case)
+            if parts:
+                found.append(Split(case, parts))
+    return tuple(found)
+
+
+def _parts(case: Case) -> tuple[tuple[str, float], ...]:
+    apart = [(name, case.samples(name, "graph")) for name in STEP_KERNELS]
+    known = tuple((name, samples.median) for name, samples in apart if samples is not None)
+    if len(known) == len(STEP_KERNELS):
+        return known
+    step, attention = case.samples("step", "graph"), case.samples("attend+combine", "graph")
+    if step is None or attention is None or step.median <= attention.median:
+        return ()
+    return (("append + schedule", step.median - attention.median), ("attend + combine", attention.median))
