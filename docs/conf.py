@@ -3,6 +3,7 @@
 import importlib.metadata
 import subprocess
 import sys
+from pathlib import Path
 
 from sphinx.application import Sphinx
 
@@ -39,14 +40,21 @@ html_static_path = ["_static"]
 html_show_sourcelink = False
 
 
-def insert_rules(app: Sphinx, name: str, source: list[str]) -> None:
-    """Put the rules into their page; they are printed by the package, so that the page cannot be stale."""
-    if name == "rules":
-        command = [sys.executable, "-m", "paged_schema", "rules", "--markdown"]
-        rules = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        source[0] = source[0].replace("<!-- rules -->", rules)
+# What a page's mark is replaced by: printed by a package, so that the page cannot be stale.
+PRINTED = {
+    "rules": ("paged_schema", "rules", "--markdown"),
+    "kernels": ("paged_cuda", "table", str(Path(__file__).parent / "measurements" / "kernel-resources.json")),
+}
+
+
+def insert_printed(app: Sphinx, name: str, source: list[str]) -> None:
+    """Put what a package prints into the page that asks for it."""
+    if name in PRINTED:
+        command = [sys.executable, "-m", *PRINTED[name]]
+        printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        source[0] = source[0].replace(f"<!-- {name} -->", printed)
 
 
 def setup(app: Sphinx) -> None:
     """Register the hook."""
-    app.connect("source-read", insert_rules)
+    app.connect("source-read", insert_printed)

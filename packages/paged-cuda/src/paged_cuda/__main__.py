@@ -43,6 +43,17 @@ def _compile(arguments: argparse.Namespace) -> int:
             f"{used.local_bytes:4} local {used.shared_bytes:6} shared {len(kernel.cubin):8} bytes"
         )
     print(f"{len(kernels)} kernels for {len(chosen)} architectures")
+    if arguments.report is not None:
+        from paged_cuda.resource_report import write_report
+
+        write_report(kernels, arguments.report)
+    return 0
+
+
+def _table(arguments: argparse.Namespace) -> int:
+    from paged_cuda.resource_report import read_report, to_markdown
+
+    print(to_markdown(read_report(arguments.report)[1]))
     return 0
 
 
@@ -62,7 +73,11 @@ def _parser() -> argparse.ArgumentParser:
     compile_.add_argument("--all", action="store_true", help="every shipped architecture")
     compile_.add_argument("--out", type=Path, help="the folder to fill, for PAGED_CUDA_CACHE_DIR")
     compile_.add_argument("--check", action="store_true", help="keep nothing")
+    compile_.add_argument("--report", type=Path, help="a file for registers and shared memory, as JSON")
     compile_.set_defaults(command=_compile)
+    table = commands.add_parser("table", help="print a report of compile as Markdown")
+    table.add_argument("report", type=Path)
+    table.set_defaults(command=_table)
     return parser
 
 

@@ -1,0 +1,112 @@
+"""Reads hardware counters of the split path's kernels with Nsight Compute and prints a table.
+
+usage: python tests-gpu/counters.py OUT.json
+
+Every case of `CASES` runs once to warm up and once under `ncu`, which replays each kernel alone, with cold
+caches and unlocked clocks: durations here are not those of a step, shares and ratios are what counts. Needs
+torch, `ncu` on the PATH, and a driver that lets this user read counters.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+SECTIONS = ("SpeedOfLight", "WarpStateStats", "LaunchStats", "SchedulerStats", "MemoryWorkloadAnalysis")
+METRICS = {
+    "us": ("gpu__time_duration.sum", 1e-3),
+    "DRAM %": ("dram__throughput.avg.pct_of_peak_sustained_elapsed", 1.0),
+    "DRAM read MB": ("dram__bytes_read.sum", 1e-6),
+    "DRAM write MB": ("dram__bytes_write.sum", 1e-6),
+    "L2 %": ("lts__throughput.avg.pct_of_peak_sustained_elapsed", 1.0),
+    "tensor pipe %": ("sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active", 1.0),
+    "issue slots %": ("smsp__issue_active.avg.pct_of_peak_sustained_active", 1.0),
+    "SM cycles, mean": ("sm__cycles_active.avg", 1.0),
+    "SM cycles, most": ("sm__cycles_active.max", 1.0),
+    "SM cycles, least": ("sm__cycles_active.min", 1.0),
+    "registers": ("launch__registers_per_thread", 1.0),
+}
+_STALL = "smsp__average_warps_issue_stalled_"
+STALLS = (
+    "long_scoreboard",
+    "short_scoreboard",
+    "wait",
+    "barrier",
+    "mio_throttle",
+    "lg_throttle",
+    "math_pipe_throttle",
+    "imc_miss",
+    "no_instruction",
+    "branch_resolve",
+    "membar",
+    "sleeping",
+    "drain",
+)
+
+
+def counted() -> None:
+    """Run the cases; the child of `ncu`."""
+    import measure_split as ms
+    import torch
+
+    for name in ("1 x 4,096", "1 x 32,768", "128 x 4,096", "ragged", "64 x 4,096, 2 terms"):
+        case = next(case for case in ms.cases() if case[0].startswith(name))
+        pool = ms.normal(int(0.9e9) // (case[4] * case[2] * 2), case[4], 1, case[2])
+        stream = torch.cuda.Stream()
+        one = ms.Set(case, pool, stream)
+        stream.synchronize()
+        torch.cuda.profiler.start()
+        one.step(stream)
+        stream.synchronize()
+        torch.cuda.profiler.stop()
+        del one, pool
+        torch.cuda.empty_cache()
+
+
+def read(text: str) -> list[dict[str, Any]]:
+    """Return one row a kernel from ncu's CSV page of raw values, which holds a line of units."""
+    lines = [line for line in text.splitlines() if line.startswith('"')]
+    rows = list(csv.DictReader(io.StringIO("\n".join(lines))))[1:]
+    found = []
+    for row in rows:
+        entry: dict[str, Any] = {"kernel": row["Kernel Name"]}
+        for label, (metric, factor) in METRICS.items():
+            entry[label] = _number(row, metric, factor)
+        stalls = {name: _number(row, f"{_STALL}{name}_per_issue_active.ratio", 1.0) for name in STALLS}
+        entry["stall cycles an instruction"] = {
+            name: value for name, value in sorted(stalls.items(), key=lambda item: -(item[1] or 0)) if value
+        }
+        found.append(entry)
+    return found
+
+
+def _number(row: dict[str, str], metric: str, factor: float) -> float | None:
+    text = (row.get(metric) or "").replace(",", "")
+    return round(float(text) * factor, 3) if text else None
+
+
+def main(out: Path) -> None:
+    stalls = [f"{_STALL}{name}_per_issue_active.ratio" for name in STALLS]
+    metrics = ",".join([*(metric for metric, _ in METRICS.values()), *stalls])
+    sections = [word for name in SECTIONS for word in ("--section", name)]
+    command = ["ncu", "--clock-control", "none", "--profile-from-start", "off", "--csv", "--page", "raw"]
+    command += ["--print-units", "base", *sections, "--metrics", metrics, sys.executable, __file__]
+    done = subprocess.run([*command, "--counted"], capture_output=True, text=True, check=False)
+    rows = read(done.stdout)
+    if not rows:
+        raise SystemExit(done.stdout[-2000:] + done.stderr[-2000:])
+    out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    for row in rows:
+        print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--counted":
+        counted()
+    else:
+        main(Path(sys.argv[1]))
