@@ -291,3 +291,7 @@ class LayoutRefused(VmmError, ValueError):
 
 class GraphOutOfOrder(VmmError, ValueError):
     """A graph is captured before it is warm, or replayed before it is captured."""
+
+
+class ContentLost(VmmError):
+    """Copies of a growth could not be taken back: the tokens of the cache are not where they were."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from ..errors import DriverCallFailed
+from paged_kv.errors import DriverCallFailed
 
 Result = TypeVar("Result")
 

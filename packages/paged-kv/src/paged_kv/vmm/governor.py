@@ -1,0 +1,359 @@
+"""The one place that says whether memory may be taken: leases, growth grants, and a refusal that is a value.
+
+It never takes memory away: it asks holders, lowest priority first, to give way. A failed reservation changes
+nothing. One grant is open at a time, first come first served, and ordinary claims wait for it, so that
+nobody takes the bytes that a growth was promised. It makes no driver call and calls back only without its
+lock. What is waited for is taken in the order grant, capture gate, arena, handle pool.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+from weakref import WeakSet
+
+from paged_kv.errors import ForeignGrant, GrantOverrun, InvalidGeometry
+from paged_kv.geometry import as_size, is_integer
+
+from .geometry import MAX_BYTES
+from .grant import MappedGrowthGrant, Sources
+from .lease import Holder, MemoryLease
+from .ledger import Account, AccountStats, AdmissionRefused, Reclaim, Tier, TierLedger, TierStats
+from .turns import Ticket, Turns
+
+GRANT_TIMEOUT = 10.0
+
+_log = logging.getLogger("paged_kv.vmm")
+_governors: WeakSet[MemoryGovernor] = WeakSet()
+
+
+class MemoryGovernor:
+    """Tiers of memory and who has what of them. Any thread may call it.
+
+    Example:
+        >>> governor = MemoryGovernor(device=100)
+        >>> cache = governor.register("cache")
+        >>> with governor.reserve("weights", 60), governor.grant(cache, 30) as grant:
+        ...     grant.settle(20)
+        >>> governor.tier(Tier.DEVICE)
+        TierStats(limit=100, used=20, growth_reserved=0)
+        >>> refused = governor.grant(cache, 90)
+        >>> refused.available, refused.http_status
+        (80, 429)
+
+    Args:
+        device: bytes of device memory to govern.
+        host: bytes of host memory.
+        disk: bytes on disk.
+    """
+
+    def __init__(self, *, device: int = 0, host: int = 0, disk: int = 0) -> None:
+        self._ledgers = {
+            tier: TierLedger(as_size(tier, nbytes, 0, MAX_BYTES))
+            for tier, nbytes in ((Tier.DEVICE, device), (Tier.HOST, host), (Tier.DISK, disk))
+        }
+        self._accounts: dict[Holder, Account] = {}
+        self._lock = threading.Condition()
+        self._turns = Turns(self._lock)
+        self._open: MappedGrowthGrant | None = None
+        _governors.add(self)
+
+    def register(
+        self, name: str, tier: Tier = Tier.DEVICE, *, priority: int = 0, reclaim: Reclaim | None = None
+    ) -> Holder:
+        """Open an account.
+
+        Args:
+            name: for reports.
+            tier: which memory.
+            priority: who gives way first: the lowest.
+            reclaim: called with the bytes that another one needs, without any lock of the governor; frees
+                what it can, such as pooled handles, and returns the bytes to spare. None: never asked.
+
+        Raises:
+            InvalidGeometry: there is no such tier.
+        """
+        holder = Holder(str(name), tier)
+        with self._lock:
+            self._accounts[holder] = Account(self._ledger(tier), int(priority), reclaim)
+        return holder
+
+    def lease_allowance(
+        self, holder: Holder, nbytes: int, *, timeout: float = GRANT_TIMEOUT
+    ) -> AdmissionRefused | None:
+        """Lease bytes for the holder's later growth, which it keeps until it is unregistered; None when done.
+
+        Raises:
+            InvalidGeometry: not a size.
+            ForeignGrant: not a holder of this governor.
+            GrantOpen: this thread holds a grant.
+        """
+        size = as_size("nbytes", nbytes, 0, MAX_BYTES)
+        with self._lock:
+            account = self._account(holder)
+        refused = self._take(account.ledger, size, holder.name, holder.tier, timeout)
+        if refused is None:
+            with self._lock:
+                account.allowance += size
+                account.floor += size
+        return refused
+
+    def set_reclaim(self, holder: Holder, reclaim: Reclaim | None) -> None:
+        """Replace what is called when another holder needs bytes; see `register`.
+
+        Raises:
+            ForeignGrant: not a holder of this governor.
+        """
+        with self._lock:
+            self._account(holder).reclaim = reclaim
+
+    def unregister(self, holder: Holder) -> None:
+        """Close an account and give back its allowance.
+
+        Raises:
+            ForeignGrant: not a holder of this governor.
+            GrantOverrun: it still owns memory, or a grant is open, which may return bytes to it.
+        """
+        with self._lock:
+            account = self._account(holder)
+            if account.owned or self._open is not None:
+                raise GrantOverrun(
+                    f"{holder.name!r} owns {account.owned} bytes (grant open: {bool(self._open)}); "
+                    "close what owns them and settle the grant first",
+                    owned=account.owned,
+                    mapped=account.mapped,
+                )
+            account.apply_lease(-account.allowance)
+            del self._accounts[holder]
+
+    def reserve(
+        self, name: str, nbytes: int, tier: Tier = Tier.DEVICE, *, timeout: float = GRANT_TIMEOUT
+    ) -> MemoryLease | AdmissionRefused:
+        """Lease bytes for something that does not grow, such as weights.
+
+        Raises:
+            InvalidGeometry: a number is out of range, or there is no such tier.
+            GrantOpen: this thread holds a grant.
+        """
+        size = as_size("nbytes", nbytes, 0, MAX_BYTES)
+        refused = self._take(self._ledger(tier), size, name, tier, timeout)
+        return MemoryLease(self, name, size, tier) if refused is None else refused
+
+    def grant(
+        self, holder: Holder, nbytes: int, *, timeout: float = GRANT_TIMEOUT
+    ) -> MappedGrowthGrant | AdmissionRefused:
+        """The right to map `nbytes` more, in the order of asking.
+
+        Looks at the holder's pooled handles and unused allowance, then at what nobody leased, then asks
+        others to give way.
+
+        Raises:
+            InvalidGeometry: not a size.
+            ForeignGrant: not a holder of this governor.
+            GrantOpen: this thread holds a grant already.
+        """
+        size = as_size("nbytes", nbytes, 0, MAX_BYTES)
+        with self._lock:
+            account = self._account(holder)
+        ticket = self._turns.take(timeout)
+        if ticket is None:
+            return self._refusal(account.ledger, size, holder.name, holder.tier, 0, "open_grant")
+        sources = Sources()
+        try:
+            missing = self._collect(account, size, sources)
+        except BaseException:
+            self._apply_abandon(account, sources, ticket)
+            raise
+        if missing:
+            self._apply_abandon(account, sources, ticket)
+            return self._refusal(account.ledger, size, holder.name, holder.tier, size - missing)
+        self._open = MappedGrowthGrant(self, holder, size, sources, ticket)
+        return self._open
+
+    def claim_handles(
+        self, holder: Holder, nbytes: int, *, timeout: float = GRANT_TIMEOUT
+    ) -> AdmissionRefused | None:
+        """Account for physical handles that are about to be created ahead of need; None when granted.
+
+        Raises:
+            ForeignGrant: not a holder of this governor.
+            GrantOpen: this thread holds a grant.
+        """
+        with self._lock:
+            account = self._account(holder)
+        ticket = self._turns.take(timeout)
+        if ticket is None:
+            return self._refusal(account.ledger, nbytes, holder.name, holder.tier, 0, "open_grant")
+        with self._lock:
+            extra = max(0, nbytes - account.unused)
+            room = account.ledger.available
+            if extra <= room:
+                account.apply_lease(extra)
+                account.owned += nbytes
+        self._turns.apply_pass(ticket)
+        if extra > room:
+            return self._refusal(
+                account.ledger, nbytes, holder.name, holder.tier, account.unused + room, "capacity"
+            )
+        return None
+
+    def unmapped(self, holder: Holder, nbytes: int) -> None:
+        """Bytes are mapped no longer; their handles are pooled.
+
+        Raises:
+            ForeignGrant: not a holder of this governor.
+            GrantOverrun: more than are mapped.
+        """
+        with self._lock:
+            account = self._account(holder)
+            self._require("unmapped", nbytes, account.mapped)
+            account.mapped -= nbytes
+
+    def released(self, holder: Holder, nbytes: int) -> None:
+        """Pooled handles are gone, and the allowance above what was leased at the start with them.
+
+        Raises:
+            ForeignGrant: not a holder of this governor.
+            GrantOverrun: more than are pooled.
+        """
+        with self._lock:
+            account = self._account(holder)
+            self._require("released", nbytes, account.pooled)
+            account.owned -= nbytes
+            account.apply_lease(-min(nbytes, max(0, account.allowance - max(account.floor, account.owned))))
+
+    def quarantined(self, holder: Holder, nbytes: int) -> None:
+        """Pooled handles could not be released: they stay owned for good.
+
+        Raises:
+            ForeignGrant: not a holder of this governor.
+            GrantOverrun: more than are pooled.
+        """
+        with self._lock:
+            account = self._account(holder)
+            self._require("quarantined", nbytes, account.pooled)
+            account.quarantined += nbytes
+
+    def tier(self, tier: Tier) -> TierStats:
+        """A snapshot of a tier."""
+        with self._lock:
+            ledger = self._ledger(tier)
+            return TierStats(ledger.limit, ledger.used, ledger.growth_reserved)
+
+    def account(self, holder: Holder) -> AccountStats:
+        """A snapshot of a holder.
+
+        Raises:
+            ForeignGrant: not a holder of this governor.
+        """
+        with self._lock:
+            account = self._account(holder)
+            return AccountStats(account.allowance, account.mapped, account.owned, account.quarantined)
+
+    @property
+    def open_grant(self) -> MappedGrowthGrant | None:
+        """The grant that is neither settled nor rolled back, if there is one."""
+        return self._open
+
+    def apply_settle(self, grant: MappedGrowthGrant, mapped: int, owned: int, quarantined: int) -> None:
+        """What `MappedGrowthGrant.settle` does once its numbers are right."""
+        with self._lock:
+            account, sources = self._accounts[grant.holder], grant.sources
+            account.mapped += mapped
+            account.owned += owned
+            account.quarantined += quarantined
+            keeps = max(0, -account.unused)
+            account.ledger.growth_reserved -= sources.reserved
+            sources.apply_return(keeps)
+            account.apply_lease(keeps)
+            self._open = None
+        self._turns.apply_pass(grant.apply_end())
+
+    def apply_return(self, lease: MemoryLease) -> None:
+        """What `MemoryLease.release` does the first time."""
+        with self._lock:
+            self._ledgers[lease.tier].used -= lease.nbytes
+
+    def _take(
+        self, ledger: TierLedger, nbytes: int, name: str, tier: Tier, timeout: float
+    ) -> AdmissionRefused | None:
+        """Lease from what nobody has; None when done."""
+        ticket = self._turns.take(timeout)
+        if ticket is None:
+            return self._refusal(ledger, nbytes, name, tier, 0, "open_grant")
+        with self._lock:
+            room = ledger.available
+            if nbytes <= room:
+                ledger.used += nbytes
+        self._turns.apply_pass(ticket)
+        return None if nbytes <= room else self._refusal(ledger, nbytes, name, tier, room)
+
+    def _collect(self, account: Account, nbytes: int, sources: Sources) -> int:
+        """Hold what can be had; the bytes that are missing."""
+        with self._lock:
+            sources.pooled = min(nbytes, account.pooled)
+            missing = nbytes - sources.pooled
+            sources.own = min(missing, account.unused)
+            missing -= sources.own
+            sources.unassigned = min(missing, account.ledger.available)
+            account.ledger.growth_reserved += sources.unassigned
+            missing -= sources.unassigned
+            victims = sorted(self._accounts.values(), key=lambda other: other.priority)
+        for victim in victims:
+            if not missing:
+                break
+            if victim is account or victim.ledger is not account.ledger or victim.reclaim is None:
+                continue
+            offered = victim.reclaim(missing)
+            with self._lock:
+                given = max(0, min(offered, missing, victim.unused))
+                victim.apply_lease(-given)
+                victim.ledger.growth_reserved += given
+                sources.victims.append((victim, given))
+            missing -= given
+        return missing
+
+    def _apply_abandon(self, account: Account, sources: Sources, ticket: Ticket) -> None:
+        with self._lock:
+            account.ledger.growth_reserved -= sources.reserved
+            sources.apply_return(0)
+        self._turns.apply_pass(ticket)
+
+    def _account(self, holder: Holder) -> Account:
+        account = self._accounts.get(holder)
+        if account is None:
+            raise ForeignGrant(f"{holder!r} is no holder of this governor; register it", holder=repr(holder))
+        return account
+
+    def _ledger(self, tier: Tier) -> TierLedger:
+        ledger = self._ledgers.get(tier)
+        if ledger is None:
+            raise InvalidGeometry(f"there is no tier {tier!r}; use a Tier", tier=repr(tier))
+        return ledger
+
+    @staticmethod
+    def _require(what: str, nbytes: int, most: int) -> None:
+        if not is_integer(nbytes) or not 0 <= nbytes <= most:
+            raise GrantOverrun(f"{nbytes!r} bytes {what}; at most {most} can be", given=nbytes, maximum=most)
+
+    @staticmethod
+    def _refusal(
+        ledger: TierLedger, needed: int, name: str, tier: Tier, available: int, reason: str = "capacity"
+    ) -> AdmissionRefused:
+        return AdmissionRefused(needed, available, ledger.limit, tier, str(name), reason)
+
+
+def report_open_grants() -> list[str]:
+    """Log every grant that is still open, and return what was logged; runs at the end of the process too."""
+    found = [
+        f"a grant of {grant.nbytes} bytes for {grant.holder.name!r} was never settled"
+        for governor in list(_governors)
+        if (grant := governor.open_grant) is not None
+    ]
+    for line in found:
+        _log.warning("%s", line)
+    return found
+
+
+atexit.register(report_open_grants)

@@ -1,0 +1,50 @@
+"""First come, first served: one holder of the turn at a time, which may keep it across calls."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+from paged_kv.errors import GrantOpen
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ticket:
+    """A place in the queue."""
+
+    thread: int
+
+
+class Turns:
+    """Tickets in the order of asking; the first one has the turn."""
+
+    def __init__(self, condition: threading.Condition) -> None:
+        self._condition = condition
+        self._queue: deque[Ticket] = deque()
+
+    def take(self, timeout: float) -> Ticket | None:
+        """Wait for the turn, at most `timeout` seconds; None when it did not come.
+
+        Raises:
+            GrantOpen: this thread has the turn already.
+        """
+        me = Ticket(threading.get_ident())
+        with self._condition:
+            if any(other.thread == me.thread for other in self._queue):
+                raise GrantOpen(
+                    f"thread {me.thread} already holds a grant and would wait for itself; settle it first",
+                    thread=me.thread,
+                )
+            self._queue.append(me)
+            if self._condition.wait_for(lambda: self._queue[0] is me, timeout):
+                return me
+            self._queue.remove(me)
+            self._condition.notify_all()
+            return None
+
+    def apply_pass(self, ticket: Ticket) -> None:
+        """Give the turn to the next in line."""
+        with self._condition:
+            self._queue.remove(ticket)
+            self._condition.notify_all()
