@@ -78,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_simulate(commands)
     _add_measurements(commands)
+    _add_residency(commands)
     return parser
 
 
@@ -101,10 +102,16 @@ def _add_simulate(commands: Commands) -> None:
 
 
 def _add_measurements(commands: Commands) -> None:
-    from paged_bench import compare, cpu
+    from paged_bench import ab, compare, cpu
 
-    for command in (cpu, compare):
+    for command in (cpu, compare, ab):
         command.add_parser(commands)
+
+
+def _add_residency(commands: Commands) -> None:
+    from paged_bench.residency import add_parser
+
+    add_parser(commands)
 
 
 def _limit_threads() -> None:

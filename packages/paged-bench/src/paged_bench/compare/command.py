@@ -32,8 +32,7 @@ def run(base: Path, head: Path, values: argparse.Namespace) -> int:
 
 
 def write(comparison: Comparison, values: argparse.Namespace) -> None:
-    """Print the comparison and write each file that was asked for."""
-    show(comparison, Console(soft_wrap=False))
+    """Write each file that was asked for, then print: a reader that goes away costs no file."""
     for path, text in (
         (values.markdown, markdown),
         (values.html, page),
@@ -41,6 +40,7 @@ def write(comparison: Comparison, values: argparse.Namespace) -> None:
     ):
         if path is not None:
             path.write_text(text(comparison), encoding="utf-8")
+    show(comparison, Console())
 
 
 def status(comparison: Comparison, fail_on: str) -> int:

@@ -12,36 +12,19 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 from paged_bench.errors import BenchError
-from paged_bench.record.schema import Scalar
+from paged_bench.record import Case, Samples
 
 MOST_SAMPLES = 400  # of one benchmark in one block; more are thinned out evenly
 _CONFIGURATION = "[pytest]\npython_files = bench_*.py\npython_functions = test_*\n"
 _OPTIONS = ("-q", "-p", "no:cacheprovider", "--import-mode=importlib", "--benchmark-disable-gc")
+_BAD = ("failure", "error", "skipped")
 _NOTHING_CHOSEN = 5  # pytest's own exit status
-
-
-@dataclass(frozen=True)
-class Timed:
-    """The samples of one benchmark in one block, microseconds a call."""
-
-    title: str
-    values: tuple[float, ...]
-    calls: int
-    parameters: dict[str, Scalar]
-
-
-@dataclass
-class Block:
-    """What one run gave, by id."""
-
-    timed: dict[str, Timed] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
 
 
 def benchmark_files(root: Path) -> list[Path]:
@@ -78,8 +61,8 @@ def case_id(package: str, name: str) -> str:
     return "/".join(re.sub(r"[^a-z0-9.+=]+", "-", part.lower()).strip("-") for part in parts if part)
 
 
-def run_block(files: Sequence[Path], select: str = "") -> Block:
-    """Run every benchmark once, in a process of its own.
+def run_block(files: Sequence[Path], select: str = "") -> tuple[Case, ...]:
+    """Run every benchmark once, in a process of its own, and return a case for each.
 
     Raises:
         BenchError: pytest could not run, or nothing was chosen.
@@ -108,34 +91,34 @@ def run_block(files: Sequence[Path], select: str = "") -> Block:
             raise BenchError(
                 "pytest", problem, "install pytest-benchmark, and run the files alone to see more"
             )
-        timed = _timed(json.loads(raw.read_text(encoding="utf-8") or "{}"), packages) if raw.exists() else {}
-        return Block(timed, _failures(report, packages))
+        text = raw.read_text(encoding="utf-8") if raw.exists() else ""
+        return (*_timed(json.loads(text or "{}"), packages), *_failures(report, packages))
 
 
-def _timed(found: dict[str, list[dict[str, object]]], packages: dict[str, str]) -> dict[str, Timed]:
-    result = {}
+def _timed(found: dict[str, list[dict[str, Any]]], packages: dict[str, str]) -> Iterator[Case]:
     for row in found.get("benchmarks", []):
-        stats, extra = row["stats"], row["extra_info"]
-        assert isinstance(stats, dict)
-        assert isinstance(extra, dict)
-        name, module = str(row["name"]), Path(str(row["fullname"]).partition("::")[0]).stem
-        data = [value * 1e6 for value in stats["data"]]
+        stats, about = row["stats"], dict(row["extra_info"])
+        module = Path(row["fullname"].partition("::")[0]).stem
+        data = stats["data"]
         step = max(1, -(-len(data) // MOST_SAMPLES))
-        about = {key: value for key, value in extra.items() if key != "title"}
-        values = tuple(round(value, 4) for value in data[::step])
-        title = str(extra.get("title", name))
-        result[case_id(packages[module], name)] = Timed(title, values, int(stats["iterations"]), about)
-    return result
+        values = tuple(round(value * 1e6, 4) for value in data[::step])
+        name = case_id(packages[module], row["name"])
+        yield Case(
+            id=name,
+            title=about.pop("title", name),
+            group=name.partition("/")[0],
+            parameters=about,
+            series=(Samples(what="call", timing="wall", values=values, calls=stats["iterations"]),),
+        )
 
 
-def _failures(report: Path, packages: dict[str, str]) -> dict[str, str]:
-    failed = {}
+def _failures(report: Path, packages: dict[str, str]) -> Iterator[Case]:
     for case in ElementTree.parse(report).iter("testcase"):
-        module = case.get("classname", "").rpartition(".")[2] or case.get("name", "")
-        for kind in ("failure", "error", "skipped"):
-            found = case.find(kind)
-            if found is not None:
-                why = " ".join((found.get("message") or kind).split())[:300]
-                name = case_id(packages.get(module, module), case.get("name", ""))
-                failed[name] = why
-    return failed
+        found = next((case.find(kind) for kind in _BAD if case.find(kind) is not None), None)
+        if found is None:
+            continue
+        # A file that cannot be imported has no class name; the file is then the case.
+        module = case.get("classname", "").rpartition(".")[2] or case.get("name", "").rpartition(".")[2]
+        name = case_id(packages.get(module, module), case.get("name", ""))
+        why = " ".join((found.get("message") or found.tag).split())[:300]
+        yield Case(id=name, title=name, group=name.partition("/")[0], failed=why)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,15 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from paged_bench.compare.words import time_text
-from paged_bench.cpu.block import Block, benchmark_files, run_block, suite_digest
+from paged_bench.cpu.block import benchmark_files, run_block, suite_digest
 from paged_bench.errors import BenchError
 from paged_bench.record import (
     Case,
     Record,
-    Samples,
     Suite,
     capture,
     finish,
+    joined,
     package_digest,
     revision,
     save,
@@ -42,7 +41,7 @@ def run(root: Path, out: Path, *, select: str, blocks: int) -> int:
     files = benchmark_files(root.resolve())
     out.parent.mkdir(parents=True, exist_ok=True)
     out.with_name(out.name).open("a").close()  # an unwritable place is found before the first benchmark
-    started, environment, done = datetime.now(UTC), capture(), list[Block]()
+    started, environment, done = datetime.now(UTC), capture(), list[tuple[Case, ...]]()
     what = "The schema, the oracle and the page authority on the processor."
     record = Record(
         kind="cpu",
@@ -66,34 +65,11 @@ def run(root: Path, out: Path, *, select: str, blocks: int) -> int:
             ) from None
         missing = None if number == blocks else f"after {number} of {blocks} blocks"
         record = record.model_copy(
-            update={"stopped": missing, "environment": finish(environment), "cases": merged(done)}
+            update={"stopped": missing, "environment": finish(environment), "cases": joined(done)}
         )
         save(record, out)
     show(record)
     return int(any(case.failed for case in record.cases))
-
-
-def merged(blocks: Sequence[Block]) -> tuple[Case, ...]:
-    """Put the blocks of each benchmark behind one another; one failure in any block fails the case."""
-    names = dict.fromkeys(name for block in blocks for name in (*block.timed, *block.failed))
-    return tuple(_case(name, blocks) for name in names)
-
-
-def _case(name: str, blocks: Sequence[Block]) -> Case:
-    why = next((block.failed[name] for block in blocks if name in block.failed), None)
-    parts = [block.timed[name] for block in blocks if name in block.timed]
-    title = parts[0].title if parts else name
-    group = name.partition("/")[0]
-    if why is not None:
-        return Case(id=name, title=title, group=group, failed=why)
-    series = Samples(
-        what="call",
-        timing="wall",
-        values=tuple(value for part in parts for value in part.values),
-        blocks=tuple(len(part.values) for part in parts),
-        calls=parts[0].calls,
-    )
-    return Case(id=name, title=title, group=group, parameters=parts[0].parameters, series=(series,))
 
 
 def show(record: Record) -> None:

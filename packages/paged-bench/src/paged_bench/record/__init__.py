@@ -2,6 +2,7 @@
 
 from paged_bench.record.environment import capture, finish, revision
 from paged_bench.record.file import dump, load, marked_history, parse, save
+from paged_bench.record.join import joined
 from paged_bench.record.schema import (
     MAIN_SERIES,
     SCHEMA_VERSION,
@@ -24,7 +25,7 @@ from paged_bench.record.schema import (
     Variant,
     Work,
 )
-from paged_bench.record.sources import package_digest, present_kernels, stale_kernels
+from paged_bench.record.sources import package_digest, present_kernels, stale_kernels, tree_digest
 
 __all__ = [
     "MAIN_SERIES",
@@ -50,6 +51,7 @@ __all__ = [
     "capture",
     "dump",
     "finish",
+    "joined",
     "load",
     "marked_history",
     "package_digest",
@@ -58,4 +60,5 @@ __all__ = [
     "revision",
     "save",
     "stale_kernels",
+    "tree_digest",
 ]

@@ -39,7 +39,11 @@ def package_digest(package: str) -> str:
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(f"no package {package}", name=package)
-    root = Path(spec.submodule_search_locations[0])
+    return tree_digest(Path(spec.submodule_search_locations[0]))
+
+
+def tree_digest(root: Path) -> str:
+    """Return one SHA-256 over the names and bytes of the Python files under `root`."""
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):
         text = path.read_bytes().replace(b"\r\n", b"\n")
