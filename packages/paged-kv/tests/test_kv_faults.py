@@ -62,7 +62,9 @@ class Scene:
     """A bit of everything: shared tails, cached pages, a promise, a step in flight, a row on the host."""
 
     def __init__(self) -> None:
-        self.kv = kv = KVCacheManager(PageGeometry(30, 16), max_sequences=10, host_blocks=6, watermark=1)
+        self.kv = kv = KVCacheManager(
+            PageGeometry(34, 16), max_sequences=10, initial_blocks=30, host_blocks=6, watermark=1
+        )
         kv.set_quota("acme", 20)
         self.row, self.away, self.other = (kv.create(1, tenant=t)[0] for t in ("acme", None, "acme"))
         self.windowed = kv.create(1, window=16)[0]
@@ -109,6 +111,8 @@ OPERATIONS: dict[str, Callable[[Scene], object]] = {
     "confirm_swap": lambda s: s.kv.confirm_swap(s.plan_out),
     "cancel_swap": lambda s: s.kv.cancel_swap(s.plan_out),
     "quarantine": lambda s: s.kv.quarantine(29),
+    "grow_pool": lambda s: s.kv.grow_pool(33),
+    "shrink_pool": lambda s: s.kv.shrink_pool(28),
     "set_quota": lambda s: s.kv.set_quota("acme", 3),
     "stats": lambda s: s.kv.stats(),
     "common_prefix": lambda s: s.kv.common_prefix_blocks([s.row, s.beam]),

@@ -42,11 +42,19 @@ class KvMachine(RuleBasedStateMachine):
         null_page=st.booleans(),
         watermark=st.integers(0, 1),
         host_blocks=st.sampled_from([8, 3, 0]),
+        missing=st.sampled_from([None, None, 0, 3]),
     )
-    def build(self, data, blocks: int, null_page: bool, watermark: int, host_blocks: int) -> None:
+    def build(
+        self, data, blocks: int, null_page: bool, watermark: int, host_blocks: int, missing: int | None
+    ) -> None:
         self.choices = DrawnChoices()
         self.driver = KvDriver(
-            self.choices, blocks=blocks, null_page=null_page, watermark=watermark, host_blocks=host_blocks
+            self.choices,
+            blocks=blocks,
+            null_page=null_page,
+            watermark=watermark,
+            host_blocks=host_blocks,
+            initial=None if missing is None else max(0, blocks - missing),
         )
 
     @rule(data=st.data())
@@ -67,9 +75,11 @@ TestKvMachine = KvMachine.TestCase
 @pytest.mark.parametrize("seed", range(40))
 def test_long_walks_agree_with_the_model(seed: int) -> None:
     choices = SeededChoices(seed)
+    blocks = choices.between(2, 14)
     driver = KvDriver(
         choices,
-        blocks=choices.between(2, 14),
+        blocks=blocks,
+        initial=choices.between(0, blocks) if seed % 3 == 0 else None,
         null_page=bool(seed % 2),
         watermark=seed % 3 % 2,
         host_blocks=choices.one((0, 3, 8)),

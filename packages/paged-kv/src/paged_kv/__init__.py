@@ -15,7 +15,7 @@ from .hashing import CacheKey, PrefixChain
 from .index_buffers import DirtyRanges, IndexPlanBuffers, PadPolicy
 from .index_plan import SLOT_SKIP, PagedIndexPlan, PagedRequest, bucket_columns
 from .manager import KVCacheManager
-from .outcomes import CapacityDeferred, UnserviceableRequest
+from .outcomes import CapacityDeferred, PoolShrinkRefused, UnserviceableRequest
 from .prefix_cache import PagePins, PrefixHit
 from .stats import KVCacheStats
 from .step import StepState, StepTransaction
@@ -43,6 +43,7 @@ __all__ = [
     "PagePins",
     "PagedIndexPlan",
     "PagedRequest",
+    "PoolShrinkRefused",
     "PreemptedSequence",
     "PrefixChain",
     "PrefixHit",

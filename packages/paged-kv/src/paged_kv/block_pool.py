@@ -6,7 +6,7 @@ half, and one bit when a digest is registered for its content. So "may this row 
 
     CLEAN ──take──► LIVE ──last claim──► FENCED(epoch) ──complete──► EVICTABLE (registered) or CLEAN
     EVICTABLE or registered FENCED ──pin──► LIVE        EVICTABLE ──take (registration dropped)──► LIVE
-    any ──storage fault──► QUARANTINED, for good
+    any ──storage fault──► QUARANTINED, for good          UNCOMMITTED ◄──shrink / grow──► CLEAN
 
 Clean pages leave before evictable ones, each queue first in, first out. A page that is given back while a
 step is in flight waits behind that step's epoch: the device may still read it. Functions named ``apply_…``
@@ -34,8 +34,8 @@ HASHED = 1 << 62
 REF_MASK = PIN - 1
 HELD = HASHED - 1
 
-NULL, CLEAN, EVICTABLE, LIVE, FENCED, QUARANTINED = range(6)
-STATE_NAMES = ("null", "clean", "evictable", "live", "fenced", "quarantined")
+NULL, CLEAN, EVICTABLE, LIVE, FENCED, QUARANTINED, UNCOMMITTED = range(7)
+STATE_NAMES = ("null", "clean", "evictable", "live", "fenced", "quarantined", "uncommitted")
 
 
 class PageChoice(NamedTuple):
@@ -65,9 +65,10 @@ class PoolCounters:
 
 @dataclass(slots=True)
 class BlockPool:
-    """Claims, states and queues of the pages of one geometry."""
+    """Claims, states and queues of the pages of one geometry, of which the first `num_blocks` are there."""
 
     geometry: PageGeometry
+    num_blocks: int
     claims: Int64Array = field(init=False)
     state: npt.NDArray[np.uint8] = field(init=False)
     fence_epoch: Int64Array = field(init=False)
@@ -85,12 +86,13 @@ class BlockPool:
     def __post_init__(self) -> None:
         size = self.geometry.num_blocks
         self.claims = np.zeros(size, dtype=np.int64)
-        self.state = np.full(size, CLEAN, dtype=np.uint8)
+        self.state = np.full(size, UNCOMMITTED, dtype=np.uint8)
+        self.state[: self.num_blocks] = CLEAN
         self.state[: self.geometry.first_page] = NULL
         self.fence_epoch = np.zeros(size, dtype=np.int64)
         self._scratch = np.zeros(size, dtype=np.int64)
         self.clean = IndexQueue(size)
-        self.clean.apply_push(np.arange(self.geometry.first_page, size, dtype=np.int64))
+        self.clean.apply_push(np.arange(self.geometry.first_page, self.num_blocks, dtype=np.int64))
         self.evictable = IndexQueue(size)
 
     @property
@@ -100,7 +102,7 @@ class BlockPool:
 
     @property
     def num_usable(self) -> int:
-        """Pages that could ever be taken: neither the null page nor quarantined."""
+        """Pages that could ever be taken: neither the null page nor quarantined; uncommitted ones count."""
         return self.geometry.usable_blocks - self.num_quarantined
 
     @property
@@ -230,6 +232,21 @@ class BlockPool:
             one = np.array([page], dtype=np.int64)
             self.evictable.apply_remove(one)
             self._apply_free(one)
+
+    def apply_extend(self, num_blocks: int) -> None:
+        """Let the pages up to `num_blocks` be there; quarantined ones stay so."""
+        pages = np.arange(self.num_blocks, num_blocks, dtype=np.int64)
+        pages = pages[self.state[pages] == UNCOMMITTED]
+        self.num_blocks = num_blocks
+        self._apply_queue(pages, CLEAN, self.clean)
+
+    def apply_retract(self, num_blocks: int) -> None:
+        """Take away the pages from `num_blocks` on, all of which are clean or quarantined."""
+        pages = np.arange(num_blocks, self.num_blocks, dtype=np.int64)
+        pages = pages[self.state[pages] == CLEAN]
+        self.num_blocks = num_blocks
+        self.clean.apply_remove(pages)
+        self.state[pages] = UNCOMMITTED
 
     def apply_quarantine(self, page: int) -> None:
         """Take a page that nobody holds out of service for good."""

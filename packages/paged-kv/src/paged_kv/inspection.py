@@ -30,6 +30,7 @@ class InspectionCalls(Authority):
             num_pages_evictable=pool.evictable.count,
             num_pages_fenced=pool.num_fenced,
             num_pages_quarantined=pool.num_quarantined,
+            num_pages_uncommitted=state.geometry.num_blocks - pool.num_blocks,
             num_pages_shared=pool.num_shared,
             num_pages_promised=state.ledger.outstanding,
             num_host_pages_free=state.host.free.count,

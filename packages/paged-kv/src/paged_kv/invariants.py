@@ -15,7 +15,20 @@ import numpy as np
 import numpy.typing as npt
 
 from .admission import charges, future_need
-from .block_pool import CLEAN, EVICTABLE, FENCED, HASHED, HELD, LIVE, NULL, PIN, QUARANTINED, REF, REF_MASK
+from .block_pool import (
+    CLEAN,
+    EVICTABLE,
+    FENCED,
+    HASHED,
+    HELD,
+    LIVE,
+    NULL,
+    PIN,
+    QUARANTINED,
+    REF,
+    REF_MASK,
+    UNCOMMITTED,
+)
 from .block_table import (
     FREE,
     GENERATION_BITS,
@@ -34,7 +47,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 def check_fast(state: KVState) -> None:
-    """I1, I3, I7, I8, I10, I13 and I17.
+    """I1, I3, I7, I8, I10, I13, I17 and I18.
 
     Raises:
         InvariantViolation: with the invariant's name and the first offenders.
@@ -77,7 +90,7 @@ def _require_all(name: str, good: BoolArray, message: str) -> None:
 
 def _page_states(state: KVState) -> None:
     pool = state.pool
-    counts = np.bincount(pool.state, minlength=6)
+    counts = np.bincount(pool.state, minlength=7)
     expected = (
         state.geometry.first_page,
         pool.clean.count,
@@ -85,8 +98,12 @@ def _page_states(state: KVState) -> None:
         pool.num_live,
         pool.num_fenced,
         pool.num_quarantined,
+        int(counts[UNCOMMITTED]),
     )
     _require("I1", tuple(counts.tolist()) == expected, f"page states {counts.tolist()}, counters {expected}")
+    beyond = np.arange(len(pool.state)) >= pool.num_blocks
+    away = (pool.state == UNCOMMITTED) | (beyond & (pool.state == QUARANTINED))
+    _require_all("I18", away == beyond, "pages beyond the pool's end, and no others, are uncommitted")
     held = (pool.claims & HELD) > 0
     hashed = (pool.claims & HASHED) != 0
     _require_all("I3", held == (pool.state == LIVE), "a page is live if and only if someone holds it")
@@ -282,4 +299,6 @@ def _parts(state: KVState) -> Iterator[bytes]:
     yield repr(
         (state.ledger.outstanding, state.ledger.quotas, state.ledger.used, state.ledger.names)
     ).encode()
-    yield repr((state.events.num_events, None if state.step is None else state.step.epoch)).encode()
+    yield repr(
+        (pool.num_blocks, state.events.num_events, None if state.step is None else state.step.epoch)
+    ).encode()

@@ -18,6 +18,7 @@ from .events import EventLog, EventSink
 from .geometry import INT32_MAX, PageGeometry, as_size
 from .inspection import InspectionCalls
 from .lifecycle import LifecycleCalls
+from .pool_calls import PoolCalls
 from .prefix_cache import PrefixCache
 from .sharing import SharingCalls
 from .state import KVState
@@ -30,7 +31,9 @@ DEFAULT_COLUMNS = 16_384
 _tags = counter(1)
 
 
-class KVCacheManager(StepCalls, LifecycleCalls, AdmissionCalls, SharingCalls, SwapCalls, InspectionCalls):
+class KVCacheManager(
+    StepCalls, LifecycleCalls, AdmissionCalls, SharingCalls, SwapCalls, PoolCalls, InspectionCalls
+):
     """The page authority of one paged cache.
 
     Example:
@@ -47,6 +50,8 @@ class KVCacheManager(StepCalls, LifecycleCalls, AdmissionCalls, SharingCalls, Sw
     Args:
         geometry: the pool.
         max_sequences: rows.
+        initial_blocks: pages that are there at first, the null page included; `grow_pool` adds more. None for
+            all of the geometry's.
         max_blocks_per_sequence: columns: the longest context is this times the block size. None for as many
             as the pool has pages, but at most 16,384: every row takes that much table.
         watermark: pages that admission leaves free for running rows.
@@ -67,6 +72,7 @@ class KVCacheManager(StepCalls, LifecycleCalls, AdmissionCalls, SharingCalls, Sw
         geometry: PageGeometry,
         *,
         max_sequences: int = 256,
+        initial_blocks: int | None = None,
         max_blocks_per_sequence: int | None = None,
         watermark: int = 0,
         max_preemptions: int = 3,
@@ -85,7 +91,9 @@ class KVCacheManager(StepCalls, LifecycleCalls, AdmissionCalls, SharingCalls, Sw
             as_size("max_preemptions", max_preemptions, 0, INT32_MAX),
         )
         host = HostPool(as_size("host_blocks", host_blocks, 0, INT32_MAX))
-        pool, events = BlockPool(geometry), EventLog(list(event_sinks))
+        blocks = geometry.num_blocks if initial_blocks is None else initial_blocks
+        blocks = as_size("initial_blocks", blocks, geometry.first_page, geometry.num_blocks)
+        pool, events = BlockPool(geometry, blocks), EventLog(list(event_sinks))
         state = KVState(
             geometry=geometry,
             pool=pool,

@@ -40,3 +40,22 @@ class UnserviceableRequest:
     needed: int
     usable: int
     reason: str = "pages"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolShrinkRefused:
+    """The end of the pool is in use; releasing rows, completing steps or a higher number can help.
+
+    Attributes:
+        requested: pages to keep, the null page included.
+        lowest: the fewest that could be kept now.
+        live: pages beyond `requested` that somebody holds.
+        fenced: pages beyond it that wait for steps in flight.
+        promised: pages promised to admitted rows and not taken yet, which the rest must still hold.
+    """
+
+    requested: int
+    lowest: int
+    live: int
+    fenced: int
+    promised: int

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from .admission import apply_attach
 from .authority import Authority
-from .block_pool import HASHED, LIVE, QUARANTINED, REF_MASK
+from .block_pool import HASHED, LIVE, QUARANTINED, REF_MASK, UNCOMMITTED
 from .errors import (
     InvalidGeometry,
     InvalidLength,
@@ -145,7 +145,7 @@ class SharingCalls(Authority):
         if (
             not is_integer(page)
             or not geometry.first_page <= page < geometry.num_blocks
-            or state.pool.state[page] in (LIVE, QUARANTINED)
+            or state.pool.state[page] in (LIVE, QUARANTINED, UNCOMMITTED)
             or (state.step is not None and page in state.step.shared.sources)  # a rollback needs it
         ):
             raise PageNotOwned(

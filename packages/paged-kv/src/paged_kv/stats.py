@@ -31,8 +31,8 @@ class KVCacheStats:
     """A snapshot of one manager. Pages and tokens never share a field.
 
     ``num_pages_in_use`` are pages with a claim (state LIVE); ``num_pages_free`` can be given out now: clean
-    and evictable. ``cacheable_tokens`` is the granularity of prefix caching: a prompt shorter than this plus
-    one token can never hit.
+    and evictable. ``num_pages_uncommitted`` lie beyond the end of a pool that can grow. ``cacheable_tokens``
+    is the granularity of prefix caching: a prompt shorter than this plus one token can never hit.
     """
 
     num_pages: int
@@ -42,6 +42,7 @@ class KVCacheStats:
     num_pages_evictable: int
     num_pages_fenced: int
     num_pages_quarantined: int
+    num_pages_uncommitted: int
     num_pages_shared: int
     num_pages_promised: int
     num_host_pages_free: int

@@ -60,6 +60,7 @@ class KvDriver:
         watermark: pages that admission leaves free.
         host_blocks: host pages.
         verify_tokens: whether the manager compares the tokens behind digests.
+        initial: usable pages that are there at first; None for all.
     """
 
     def __init__(
@@ -71,13 +72,17 @@ class KvDriver:
         watermark: int = 0,
         host_blocks: int = 0,
         verify_tokens: bool = False,
+        initial: int | None = None,
     ) -> None:
         total, watermark = blocks + null_page, min(watermark, blocks - 1)
+        there = total if initial is None else initial + null_page
         self.choose = choose
+        self.resizes = initial is not None
         self.events: list[tuple[str, bytes, int]] = []
         self.kv = KVCacheManager(
             PageGeometry(total, SIZE, null_page=null_page),
             max_sequences=ROWS,
+            initial_blocks=there,
             max_blocks_per_sequence=COLUMNS,
             watermark=watermark,
             host_blocks=host_blocks,
@@ -86,7 +91,13 @@ class KvDriver:
             event_sinks=[lambda event: self.events.append((event.kind, event.digest, event.page))],
         )
         self.model = ReferenceKvModel(
-            total, SIZE, null_page=null_page, columns=COLUMNS, watermark=watermark, host_blocks=host_blocks
+            total,
+            SIZE,
+            null_page=null_page,
+            columns=COLUMNS,
+            watermark=watermark,
+            host_blocks=host_blocks,
+            initial_blocks=there,
         )
         self.cache = HistoryCache(total, SIZE, host_blocks)
         policy = PadPolicy.NULL_PAGE if null_page else PadPolicy.PAD
@@ -112,6 +123,8 @@ class KvDriver:
             (self.release, 3, bool(self._rows("idle"))),
             (self.resume, 4, bool(self.left)),
             (self.quarantine, 1, self.model.usable > 2 and bool(self._free_pages())),
+            (self.grow_pool, 2, self.model.end < self.kv.geometry.num_blocks),
+            (self.shrink_pool, 2, not stepping and self.resizes),
             (self.use_a_released_row, 1, bool(self.released)),
             (self.truncate, 3, here),
             (self.fork, 3, here and room >= 2),
@@ -283,6 +296,17 @@ class KvDriver:
         page = self.choose.one(self._free_pages())
         self.kv.quarantine(page)
         self.model.quarantine(page)
+
+    def grow_pool(self) -> None:
+        """Add pages at the end of the pool."""
+        end = self.choose.between(self.model.end, self.kv.geometry.num_blocks)
+        self.kv.grow_pool(end)
+        self.model.grow_pool(end)
+
+    def shrink_pool(self) -> None:
+        """Take pages from the end of the pool, if nothing is in the way."""
+        end = self.choose.between(self.model.first_page, self.model.end)
+        assert self.kv.shrink_pool(end) == self.model.shrink_pool(end)
 
     def use_a_released_row(self) -> None:
         """Use a released row in every way; each is refused and changes nothing."""
@@ -557,6 +581,7 @@ class KvDriver:
         assert state.pool.clean.entries().tolist() == model.clean
         assert state.pool.evictable.entries().tolist() == model.evictable
         assert state.ledger.outstanding == model.outstanding
+        assert self.kv.pool_blocks == model.end
         for number, page in model.pages.items():
             claims = int(view.claims[number])
             assert STATE_NAMES[state.pool.state[number]] == page.state

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from paged_kv.outcomes import CapacityDeferred, UnserviceableRequest
+from paged_kv.outcomes import CapacityDeferred, PoolShrinkRefused, UnserviceableRequest
 
 Event = tuple[str, bytes, int]
 
@@ -67,12 +67,16 @@ class ReferenceKvModel:
         columns: int,
         watermark: int,
         host_blocks: int,
+        initial_blocks: int | None = None,
     ) -> None:
         self.size, self.columns, self.watermark = block_size, columns, watermark
         self.first_page = 1 if null_page else 0
         self.usable = num_blocks - self.first_page
         self.pages = {page: ReferencePage() for page in range(self.first_page, num_blocks)}
-        self.clean = list(self.pages)
+        self.end = num_blocks if initial_blocks is None else initial_blocks
+        self.clean = [page for page in self.pages if page < self.end]
+        for number in range(self.end, num_blocks):
+            self.pages[number].state = "uncommitted"
         self.evictable: list[int] = []
         self.rows: dict[Hashable, ReferenceRow] = {}
         self.fence: list[tuple[int, list[int]]] = []
@@ -334,6 +338,37 @@ class ReferenceKvModel:
                 queue.remove(number)
         self.pages[number].state = "quarantined"
         self.usable -= 1
+
+    def grow_pool(self, end: int) -> None:
+        """Add pages at the end."""
+        for number in range(self.end, end):
+            if self.pages[number].state == "uncommitted":
+                self._free([number])
+        self.end = end
+
+    def shrink_pool(self, end: int) -> PoolShrinkRefused | None:
+        """Take pages from the end, or say what is in the way."""
+        refusal = self._judge_end(end)
+        if refusal is not None:
+            lowest = next(n for n in range(end, self.end + 1) if self._judge_end(n) is None)
+            return PoolShrinkRefused(end, lowest, *refusal, self.outstanding)
+        for number in [number for number in self.registered if number >= end]:
+            self._forget(number)
+        for number in range(end, self.end):
+            if self.pages[number].state != "quarantined":
+                self.pages[number].state = "uncommitted"
+        self.clean = [number for number in self.clean if number < end]
+        self.evictable = [number for number in self.evictable if number < end]
+        self.end = end
+        return None
+
+    def _judge_end(self, end: int) -> tuple[int, int] | None:
+        """Live and fenced pages from `end` on, if the pool cannot end there."""
+        tail = [self.pages[number].state for number in range(end, self.end)]
+        free = tail.count("clean") + tail.count("evictable")
+        ok = not free or self.available - free >= self.outstanding
+        held = (tail.count("live"), tail.count("fenced"))
+        return None if ok and held == (0, 0) else held
 
     def swap_out(self, name: Hashable) -> list[int] | None:
         """Take host pages for a row; None when there are too few."""
