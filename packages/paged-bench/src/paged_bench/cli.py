@@ -102,9 +102,9 @@ def _add_simulate(commands: Commands) -> None:
 
 
 def _add_measurements(commands: Commands) -> None:
-    from paged_bench import ab, compare, cpu
+    from paged_bench import ab, compare, cpu, measure, report
 
-    for command in (cpu, compare, ab):
+    for command in (measure, cpu, compare, ab, report):
         command.add_parser(commands)
 
 

@@ -51,10 +51,15 @@ class ComparisonError(BenchError, ValueError):
     """Two records that say nothing about each other: other machines, other kinds, or no case in common."""
 
 
+class MeasurementError(BenchError, RuntimeError):
+    """A GPU on which nothing can be measured now, or a measurement whose own result is wrong."""
+
+
 __all__ = [
     "BackendError",
     "BenchError",
     "ComparisonError",
+    "MeasurementError",
     "ModelFileError",
     "OptionError",
     "PromptError",

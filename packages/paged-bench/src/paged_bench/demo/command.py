@@ -7,6 +7,7 @@ import sys
 from paged_kv import KVCacheManager, PageGeometry
 from rich.markup import escape
 
+from paged_bench.console import PlainConsole
 from paged_bench.demo.backend import BackendSpec
 from paged_bench.demo.config import LlamaConfig, read_config
 from paged_bench.demo.decoder import GreedyDecoder
@@ -16,7 +17,7 @@ from paged_bench.demo.llama import Llama
 from paged_bench.demo.model_file import locate
 from paged_bench.demo.options import DemoOptions
 from paged_bench.demo.pool import pages_for, pool_geometry
-from paged_bench.demo.progress import PlainConsole, Progress
+from paged_bench.demo.progress import Progress
 from paged_bench.demo.prompts import gather_prompts
 from paged_bench.demo.report import json_array, summary
 from paged_bench.demo.requests import Request

@@ -6,7 +6,6 @@ log stays readable. Nothing here changes the run.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence as Ordered
 from types import TracebackType
 from typing import Self
@@ -21,21 +20,6 @@ from paged_bench.demo.scheduler import StepRecord
 from paged_bench.demo.tokenizer import TextCodec
 
 _STATE_STYLE = {"waiting": "dim", "prefill": "yellow", "decode": "cyan", "done": "green"}
-
-
-class PlainConsole(Console):
-    """A console that leaves a broken pipe to the command line, as any other output does.
-
-    On standard error it carries no result: without a reader it falls silent and the run goes on.
-    """
-
-    def on_broken_pipe(self) -> None:
-        """Raise again what rich would turn into exit status 1, or fall silent."""
-        if not self.stderr:
-            raise BrokenPipeError
-        self.quiet = True
-        # What is still buffered must find a place to go when the process ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
 class Progress:

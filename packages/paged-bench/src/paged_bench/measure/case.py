@@ -1,0 +1,253 @@
+"""One case: make its inputs, check, count, time; then each peer likewise.
+
+Invariant: nothing is timed whose output was not compared first, and what a set's output was when it was
+checked it still is after the clock, bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from paged_cuda import CubinCache, PagedAttention
+
+from paged_bench.measure.accounting import CallCounter
+from paged_bench.measure.bench import Bench, Launch
+from paged_bench.measure.check import Checker, WrongOutput
+from paged_bench.measure.inputs import Footprint, InputMaker, InputSet, Pool, host_plans
+from paged_bench.measure.peers import Peer, Unsuitable
+from paged_bench.measure.peers.torch_tools import release
+from paged_bench.measure.step import StepParts, operator_of, run_step, variants_of
+from paged_bench.measure.suite import CaseSpec
+from paged_bench.measure.timing import Timer
+from paged_bench.record import Case, Memory, PeerRow, Samples
+
+_FEWEST_CALLS = 8
+
+
+class DoesNotFit(Exception):  # noqa: N818
+    """A case that the GPU's free memory does not hold.
+
+    Attributes:
+        needed: Bytes that it takes.
+        free: Bytes that there are.
+    """
+
+    def __init__(self, needed: int, free: int) -> None:
+        super().__init__(needed, free)
+        self.needed = needed
+        self.free = free
+
+    def __str__(self) -> str:
+        return f"needs {_sized(self.needed)} of device memory, {_sized(self.free)} are free"
+
+
+@dataclass(frozen=True)
+class Method:
+    """How cases are measured.
+
+    Attributes:
+        kernel: The path that the operator must take, or `auto`.
+        peers: Other implementations.
+        delay: Share of a step's time that a spinning kernel adds, to try what a comparison sees.
+        launch_us: What one kernel more costs in a graph.
+        cycles_per_us: Clock cycles of that kernel a microsecond.
+        cache: Where the operator keeps its cubins.
+    """
+
+    kernel: str = "auto"
+    peers: Sequence[Peer] = ()
+    delay: float = 0.0
+    launch_us: float = 0.0
+    cycles_per_us: float = 0.0
+    cache: CubinCache | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a round of a case gave.
+
+    Attributes:
+        case: For the record.
+        digest: Of the output that was checked.
+    """
+
+    case: Case
+    digest: tuple[int, int]
+
+
+class CaseRun:
+    """Measures one case.
+
+    Args:
+        bench: The instruments.
+        pool: Memory for pages.
+        method: How.
+        show: Told what is being done.
+    """
+
+    def __init__(
+        self, bench: Bench, pool: Pool, method: Method, show: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self._bench = bench
+        self._pool = pool
+        self._method = method
+        self._show = show
+
+    def measure(self, spec: CaseSpec, before: Measured | None = None) -> Measured:
+        """Check and time `spec`; `before` is what an earlier round found, which this one must find again.
+
+        Raises:
+            WrongOutput: The operator's output, or a later one, is wrong. Nothing of it was timed.
+            DoesNotFit: The memory is too small.
+            ArgumentMismatch: The kernel asked for refuses the case.
+            DriverError: The driver fails.
+        """
+        bench, footprint = self._bench, Footprint.of(spec)
+        operator = operator_of(spec, bench.device, kernel=self._method.kernel, cache=self._method.cache)
+        needed = footprint.nbytes + operator.workspace_bytes + bench.margin
+        free = bench.free() + self._pool.nbytes
+        if needed > free:
+            raise DoesNotFit(needed, free)
+        used_before = bench.used() - self._pool.nbytes
+        self._show("prepare")
+        operator.prepare()
+        sets = self._sets(spec, footprint)
+        checker, first = Checker(bench, spec), sets[0]
+        self._show("check")
+        allocations = self._run_counted(operator, first)
+        digest = bench.digest(first.output)
+        if before is None:
+            correctness = checker.rows(first)
+            checker.appended(first)
+        elif digest != before.digest:
+            raise WrongOutput("the output is not that of the round before")
+        else:
+            correctness = before.case.correctness  # type: ignore[assignment]
+        self._show("time")
+        series = self._time(operator, sets, digest)
+        memory = Memory(
+            workspace_bytes=operator.workspace_bytes,
+            cache_bytes=footprint.cache,
+            input_bytes=footprint.inputs,
+            output_bytes=footprint.outputs,
+            device_used_before=max(0, used_before),
+            device_used_after=bench.used(),
+            run_allocations=allocations,
+        )
+        case = Case(
+            id=spec.id,
+            title=spec.label,
+            group=spec.group,
+            shape=spec.shape,
+            parameters={"sets": footprint.sets, "path": operator.explain().path, **spec.parameters},
+            work=spec.work,
+            correctness=correctness,
+            series=series,
+            variants=variants_of(operator),
+            memory=memory,
+            peers=tuple(self._peer(peer, spec, sets, checker) for peer in self._method.peers),
+        )
+        return Measured(case, digest)
+
+    def _sets(self, spec: CaseSpec, footprint: Footprint) -> list[InputSet]:
+        cache = self._pool.view(spec, footprint.cache)
+        maker = InputMaker(self._bench, spec)
+        plans = host_plans(spec, footprint.sets)
+        return [maker.make(index, plan, cache) for index, plan in enumerate(plans)]
+
+    def _run_counted(self, operator: PagedAttention, inputs: InputSet) -> int:
+        """Run twice and return what the second run allocated; the first may still load code."""
+        bench = self._bench
+        run_step(operator, inputs, bench.stream.handle)
+        bench.stream.synchronize()
+        used = bench.used()
+        with CallCounter(bench.device.driver) as counter:
+            run_step(operator, inputs, bench.stream.handle)
+        bench.stream.synchronize()
+        if counter.waits:
+            raise WrongOutput(f"a run waited for the GPU {counter.waits} times")
+        return counter.allocations + int(bench.used() > used)
+
+    def _time(
+        self, operator: PagedAttention, sets: Sequence[InputSet], digest: tuple[int, int]
+    ) -> tuple[Samples, ...]:
+        parts, timer, first = StepParts(operator), Timer(self._bench), sets[0]
+        loop = list(sets) * max(1, math.ceil(_FEWEST_CALLS / len(sets)))
+        attend = [parts.attend(one) for one in loop]
+        step = [parts.step(one) for one in loop]
+        main = timer.graph("attend+combine", attend)
+        self._bench.poison(first.output)
+        whole = timer.graph("step", step)
+        self._same(first, digest, "as the graph leaves it")
+        if self._method.delay:
+            main = timer.graph("attend+combine", self._delayed(attend, main.median))
+            whole = timer.graph("step", self._delayed(step, whole.median))
+        series = [
+            main,
+            whole,
+            timer.graph("append", [parts.append(one) for one in loop]),
+            timer.graph("layer", [parts.layer(one) for one in loop]),
+            timer.eager("attend+combine", attend),
+        ]
+        if parts.has_schedule:
+            series.insert(3, timer.graph("schedule", [parts.schedule(one) for one in loop]))
+        self._bench.poison(first.output)
+        series += [timer.eager("step", step), timer.host("step", step)]
+        self._same(first, digest, "as eager calls leave it")
+        return tuple(series)
+
+    def _delayed(self, launches: Sequence[Launch], microseconds: float) -> list[Launch]:
+        method = self._method
+        added = max(0.0, method.delay * microseconds - method.launch_us)
+        spin = self._bench.kernels("bfloat16").spin(int(added * method.cycles_per_us))
+        return [_pair(launch, spin) for launch in launches]
+
+    def _same(self, inputs: InputSet, digest: tuple[int, int], when: str) -> None:
+        """Compare the checked set's output with what it was.
+
+        Raises:
+            WrongOutput: A bit differs.
+        """
+        if self._bench.digest(inputs.output) != digest:
+            raise WrongOutput(f"the output that was checked has other bits {when}")
+
+    def _peer(self, peer: Peer, spec: CaseSpec, sets: Sequence[InputSet], checker: Checker) -> PeerRow:
+        self._show(peer.title)
+        try:
+            return self._timed_peer(peer, spec, sets, checker)
+        except (Unsuitable, WrongOutput) as reason:
+            return PeerRow(peer=peer.title, failed=_line(reason))
+        except Exception as error:  # whatever another library raises is a row that says so
+            return PeerRow(peer=peer.title, failed=f"{type(error).__name__}: {_line(error)}")
+        finally:
+            release()
+
+    def _timed_peer(self, peer: Peer, spec: CaseSpec, sets: Sequence[InputSet], checker: Checker) -> PeerRow:
+        calls = peer.prepare(self._bench, spec, sets)
+        self._bench.stream.synchronize()
+        correctness = checker.rows(sets[0], calls.output, rotary=False, factor=calls.tolerance_factor)
+        timer, loop = Timer(self._bench), [*calls.launches]
+        loop *= max(1, math.ceil(_FEWEST_CALLS / len(loop)))
+        series = [timer.eager("attend+combine", loop)]
+        if calls.capture is not None:
+            series.insert(0, timer.graph("attend+combine", loop, capture=calls.capture))
+        name = f"{peer.title} ({calls.label})" if calls.label else peer.title
+        return PeerRow(peer=name, correctness=correctness, series=tuple(series))
+
+
+def _pair(first: Launch, second: Launch) -> Launch:
+    def launch(stream: int) -> None:
+        first(stream)
+        second(stream)
+
+    return launch
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:240] or type(error).__name__
+
+
+def _sized(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**29 else f"{nbytes / 2**20:.1f} MiB"

@@ -1,0 +1,146 @@
+"""A whole model's attention as one step: every layer with a cache of its own, all in one graph.
+
+The first layer divides the work, the others use its division, as an engine would. Weights are not part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from paged_cuda import DeviceArray
+
+from paged_bench.measure.accounting import CallCounter
+from paged_bench.measure.bench import Bench, Launch
+from paged_bench.measure.case import DoesNotFit, Measured, Method
+from paged_bench.measure.check import Checker, Row, WrongOutput, sampled_rows
+from paged_bench.measure.inputs import Footprint, InputMaker, InputSet, Pool, layer_plan
+from paged_bench.measure.step import operator_of, run_step, variants_of
+from paged_bench.measure.suite import CaseSpec
+from paged_bench.measure.timing import Timer
+from paged_bench.record import Case, Correctness, Memory
+
+_CHECKERS = 4  # rows under comparison at once; the oracle has threads of its own
+
+
+class StackRun:
+    """Measures a stack of layers.
+
+    Args:
+        bench: The instruments.
+        pool: Memory for pages.
+        method: How.
+        show: Told what is being done.
+    """
+
+    def __init__(
+        self, bench: Bench, pool: Pool, method: Method, show: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self._bench = bench
+        self._pool = pool
+        self._method = method
+        self._show = show
+
+    def measure(self, spec: CaseSpec, before: Measured | None = None) -> Measured:
+        """Check the first and the last row of every layer, then time the step.
+
+        Raises:
+            WrongOutput: A layer's output is wrong. Nothing was timed.
+            DoesNotFit: The memory is too small.
+            DriverError: The driver fails.
+        """
+        bench, footprint = self._bench, Footprint.of(spec)
+        operator = operator_of(spec, bench.device, kernel=self._method.kernel, cache=self._method.cache)
+        needed = footprint.nbytes + operator.workspace_bytes + bench.margin
+        free = bench.free() + self._pool.nbytes
+        if needed > free:
+            raise DoesNotFit(needed, free)
+        used_before = bench.used() - self._pool.nbytes
+        self._show("prepare")
+        operator.prepare()
+        layers = self._layers(spec, footprint)
+
+        def step(stream: int) -> None:
+            for index, layer in enumerate(layers):
+                run_step(operator, layer, stream, reuse_schedule=index > 0)
+
+        self._show("check")
+        step(bench.stream.handle)
+        bench.stream.synchronize()
+        with CallCounter(bench.device.driver) as counter:
+            step(bench.stream.handle)
+        bench.stream.synchronize()
+        digests = [bench.digest(layer.output) for layer in layers]
+        if before is None:
+            correctness = self._check(spec, layers, digests)
+        elif digests[0] != before.digest:
+            raise WrongOutput("the output is not that of the round before")
+        else:
+            correctness = before.case.correctness  # type: ignore[assignment]
+        self._show("time")
+        launches: Sequence[Launch] = [step]
+        timer = Timer(bench)
+        for layer in layers:
+            bench.poison(layer.output)
+        series = [timer.graph("step", launches)]
+        if [bench.digest(layer.output) for layer in layers] != digests:
+            raise WrongOutput("the outputs that were checked have other bits as the graph leaves them")
+        series.append(timer.eager("step", launches))
+        case = Case(
+            id=spec.id,
+            title=spec.label,
+            group=spec.group,
+            shape=spec.shape,
+            parameters={"layers": spec.layers, "path": operator.explain().path},
+            work=spec.work,
+            correctness=correctness,
+            series=tuple(series),
+            variants=variants_of(operator),
+            memory=Memory(
+                workspace_bytes=operator.workspace_bytes,
+                cache_bytes=footprint.cache,
+                input_bytes=footprint.inputs,
+                output_bytes=footprint.outputs,
+                device_used_before=max(0, used_before),
+                device_used_after=bench.used(),
+                run_allocations=counter.allocations,
+            ),
+        )
+        return Measured(case, digests[0])
+
+    def _layers(self, spec: CaseSpec, footprint: Footprint) -> list[InputSet]:
+        cache = self._pool.view(spec, footprint.cache)
+        pages = cache.shape[0] // spec.layers
+        maker, plan = InputMaker(self._bench, spec), layer_plan(spec)
+        layers = []
+        for index in range(spec.layers):
+            pointer = cache.pointer + index * pages * spec.page_bytes
+            own = DeviceArray(
+                pointer, (pages, *cache.shape[1:]), cache.strides, cache.dtype, cache.ordinal, cache.owner
+            )
+            layers.append(maker.make(index, plan, own))
+        return layers
+
+    def _check(
+        self, spec: CaseSpec, layers: Sequence[InputSet], digests: Sequence[tuple[int, int]]
+    ) -> Correctness:
+        for index, (_, wild) in enumerate(digests):
+            if wild:
+                raise WrongOutput(f"{wild} output values of layer {index} are not finite")
+        rows = sampled_rows(spec)
+        ends: list[Row] = [rows[0]] if len(rows) == 1 else [rows[0], rows[-1]]
+        checker = Checker(self._bench, spec, most_heads=4)
+
+        def check(index: int) -> Correctness:
+            try:
+                return checker.rows(layers[index], rows=ends)
+            except WrongOutput as error:
+                raise WrongOutput(f"layer {index}: {error}") from error
+
+        with ThreadPoolExecutor(_CHECKERS) as pool:
+            found = list(pool.map(check, range(len(layers))))
+        return Correctness(
+            reference=f"paged_oracle on the first and the last row of each of {len(layers)} layers",
+            relative_error=max(one.relative_error for one in found),
+            tolerance=found[0].tolerance,
+        )

@@ -1,0 +1,343 @@
+"""`paged-bench run` over a simulated GPU: what is kept and refused, and that nothing wrong is ever timed."""
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from paged_bench.errors import MeasurementError, OptionError
+from paged_bench.measure.command import run
+from paged_bench.measure.nvml import GpuState
+from paged_bench.measure.options import MeasureOptions
+from paged_bench.measure.peers import PeerCalls, Unsuitable
+from paged_bench.measure.suite import CaseSpec
+from paged_bench.measure.testing import IDLE, SimulatedGpu, simulated_machine
+from paged_bench.record import Record, load
+from paged_cuda import CubinCache, DriverError, NoDriver
+from rich.console import Console
+
+DECODE = CaseSpec("decode", (40, 40), (1, 1), 4, 192, 128, 16)
+MIXED = CaseSpec("mixed", (40, 33, 70), (1, 17, 1), 4, 192, 128, 16)
+STACK = CaseSpec("model", (40, 40), (1, 1), 4, 192, 128, 16, layers=3)
+
+
+@pytest.fixture(scope="module")
+def cubins(tmp_path_factory: pytest.TempPathFactory) -> CubinCache:
+    return CubinCache(tmp_path_factory.mktemp("cubins"))
+
+
+class Runs:
+    """Runs the command on a simulated GPU and keeps what it printed."""
+
+    def __init__(self, out: Path, cubins: CubinCache) -> None:
+        self.out = out
+        self.cubins = cubins
+        self.gpu = SimulatedGpu(limit=24 << 20)
+        self.text = ""
+
+    def __call__(
+        self,
+        *specs: CaseSpec,
+        look: Callable[[str], GpuState] = lambda uuid: IDLE,
+        peers: Any = (),
+        peers_named: str = "auto",
+        **options: Any,
+    ) -> int:
+        given = MeasureOptions(
+            **{
+                **{"suite": "quick", "only": (), "peers": peers_named, "out": self.out, "kernel": "baseline"},
+                **{"rounds": 1, "delay": 0.0, "force": False, "device": 0, "command": "paged-bench run"},
+                **options,
+            }
+        )
+        screen = io.StringIO()
+        try:
+            return run(
+                given,
+                simulated_machine(self.gpu, look),
+                specs=specs or (DECODE,),
+                peers=peers,
+                cache=self.cubins,
+                console=Console(file=screen, width=200),
+            )
+        finally:
+            self.text = screen.getvalue()
+
+    @property
+    def record(self) -> Record:
+        return load(self.out)
+
+
+@pytest.fixture
+def runs(tmp_path: Path, cubins: CubinCache) -> Runs:
+    return Runs(tmp_path / "record.json", cubins)
+
+
+def test_a_run_keeps_everything(runs):
+    assert runs(DECODE, MIXED, STACK, rounds=2) == 0
+    record = runs.record
+    assert record.stopped is None
+    assert record.suite.name == "quick"
+    assert record.environment.gpu.name == "fake GPU"
+    assert record.environment.gpu.sm_clock_mhz == (1980.0, 1980.0)
+    assert {one.what for one in record.ceilings} == {"read", "copy", "matmul", "launch"}
+    assert record.ceiling("read") == pytest.approx(4e12, rel=0.01)
+    assert record.ceiling("matmul", "bfloat16") == pytest.approx(7e14, rel=0.01)
+    assert [case.id for case in record.cases] == ["selfcheck/read", DECODE.id, MIXED.id, STACK.id]
+    case = record.case(DECODE.id)
+    assert {(one.what, one.timing) for one in case.series} == {
+        *((name, "graph") for name in ("attend+combine", "step", "append", "layer")),
+        *(("attend+combine", "eager"), ("step", "eager"), ("step", "wall")),
+    }
+    assert case.samples().median == pytest.approx(40, rel=0.02)
+    assert case.samples("step", "graph").median == pytest.approx(42, rel=0.02)
+    assert case.samples("append").median == pytest.approx(2, rel=0.02)
+    assert len(case.samples().blocks) == 2
+    assert case.correctness.relative_error < 5e-3
+    assert case.memory.run_allocations == 0
+    assert case.memory.cache_bytes > 0
+    assert case.parameters["path"] == "baseline"
+    assert case.variants[-1].registers > 0
+    assert case.variants[-1].spill_bytes == 0
+    assert record.ratio_to_floor(case) > 1
+    stack = record.case(STACK.id)
+    assert stack.samples("step").median == pytest.approx(3 * 42, rel=0.02)
+    assert stack.correctness.reference.endswith("each of 3 layers")
+    assert "4 of" not in runs.text
+    assert "3 of 3 cases measured" in runs.text
+
+
+def spoilt(output: np.ndarray) -> None:
+    output[-1, -1] += 1
+
+
+def unwritten(output: np.ndarray) -> None:
+    output.view(np.uint16)[0] = 0xFFFF
+
+
+@pytest.mark.parametrize(("spoil", "reason"), [(spoilt, "relative error"), (unwritten, "not finite")])
+@pytest.mark.parametrize("spec", [DECODE, STACK])
+def test_a_wrong_output_is_never_timed(runs, spec, spoil, reason):
+    runs.gpu.spoil = spoil
+    assert runs(spec) == 1
+    case = runs.record.case(spec.id)
+    assert reason in case.failed
+    assert case.series == ()
+    assert runs.record.stopped is None
+    # Nothing of the case was put into a graph; the ceilings were before it.
+    assert not [one for graph in runs.gpu.executables.values() for one in graph if "baseline" in one.symbol]
+
+
+def test_an_output_that_changes_while_it_is_timed_takes_the_figures_away(runs):
+    count = iter(range(10**9))
+
+    def late(output: np.ndarray) -> None:
+        if next(count) > 8:
+            output[0, 0] += 0.5
+
+    runs.gpu.spoil = late
+    assert runs(DECODE) == 1
+    assert "other bits" in runs.record.case(DECODE.id).failed
+
+
+def test_an_interrupt_keeps_what_was_measured(runs):
+    launches = iter(range(10**9))
+
+    def interrupt(symbol: str) -> None:
+        if symbol.startswith("baseline") and next(launches) == 6000:
+            raise KeyboardInterrupt
+
+    runs.gpu.before_launch = interrupt
+    assert runs(DECODE, MIXED, replace(MIXED, heads=5), replace(MIXED, heads=6)) == 2
+    record = runs.record
+    assert record.stopped == "interrupted"
+    assert record.case(DECODE.id).samples().median == pytest.approx(40, rel=0.02)
+    assert 2 <= len(record.cases) < 5
+    assert "stopped: interrupted" in runs.text
+
+
+def test_until_the_end_the_record_says_that_it_is_not_complete(runs):
+    seen = []
+
+    def look(symbol: str) -> None:
+        if runs.out.exists():
+            seen.append(load(runs.out).stopped)
+
+    def once(symbol: str) -> None:
+        runs.gpu.before_launch = None
+        look(symbol)
+
+    runs.gpu.before_launch = once
+    assert runs(DECODE) == 0
+    assert seen == ["still running"]
+
+
+def test_a_failing_driver_keeps_what_was_measured(runs):
+    launches = iter(range(10**9))
+
+    def fail(symbol: str) -> None:
+        if symbol.startswith("baseline") and next(launches) == 6000:
+            raise DriverError("driver-call", "cuLaunchKernelEx", "CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_SUCCESS")
+
+    runs.gpu.before_launch = fail
+    assert runs(DECODE, MIXED, replace(MIXED, heads=5), replace(MIXED, heads=6)) == 2
+    record = runs.record
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in record.stopped
+    assert record.case(DECODE.id).series
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in record.cases[-1].failed
+
+
+def test_a_case_that_does_not_fit_is_a_row_and_the_others_run(runs):
+    large = CaseSpec("decode", (4000,) * 20, (1,) * 20, 4, 192, 128, 16)
+    assert runs(large, DECODE) == 2
+    assert "MiB of device memory" in runs.record.case(large.id).failed
+    assert runs.record.case(DECODE.id).series
+
+
+def test_out_of_memory_in_the_middle_is_a_row_too(runs):
+    runs.gpu.failing = {}
+    original = runs.gpu.allocate
+
+    def allocate(nbytes: int) -> int:
+        if nbytes == 2 * 2 * 5 * 192:  # the queries of the case with five heads
+            raise DriverError("driver-call", "cuMemAlloc", "CUDA_ERROR_OUT_OF_MEMORY", "CUDA_SUCCESS")
+        return original(nbytes)
+
+    runs.gpu.allocate = allocate
+    assert runs(replace(DECODE, heads=5), DECODE) == 2
+    assert "out of device memory" in runs.record.case(replace(DECODE, heads=5).id).failed
+    assert runs.record.case(DECODE.id).series
+
+
+def test_a_kernel_that_refuses_a_case_is_a_row(runs):
+    wide = replace(DECODE, head_size=768, v_head_size=512)
+    assert runs(wide, kernel="sm80") == 2
+    assert "sm80" in runs.record.case(wide.id).failed
+
+
+def test_no_gpu_says_so():
+    def nothing() -> Any:
+        raise NoDriver("driver", "libcuda", "no such library", "an NVIDIA driver")
+
+    machine = replace(simulated_machine(SimulatedGpu()), driver=nothing)
+    options = MeasureOptions("quick", (), "none", Path("x"), "auto", 1, 0.0, False, 0, "paged-bench run")
+    with pytest.raises(NoDriver):
+        run(options, machine, specs=(DECODE,))
+
+
+@pytest.mark.parametrize(
+    ("state", "problem"),
+    [
+        (replace(IDLE, processes=frozenset({4711})), "1 other process"),
+        (replace(IDLE, utilization=80), "is busy: 80 %"),
+        (replace(IDLE, mig=True), "MIG"),
+    ],
+)
+def test_a_gpu_that_is_not_free_is_refused_unless_forced(runs, state, problem):
+    with pytest.raises(MeasurementError, match=problem):
+        runs(DECODE, look=lambda uuid: state)
+    assert not runs.out.exists()
+    assert runs.gpu.calls["allocate"] == 0
+    assert runs(DECODE, look=lambda uuid: state, force=True) == 0
+    assert problem in runs.text
+
+
+def test_somebody_who_comes_in_the_middle_stops_the_run(runs):
+    looks = iter(range(10**9))
+
+    def look(uuid: str) -> GpuState:
+        number = next(looks)  # three before, one with ours, then one before each case
+        ours = frozenset({1}) if number >= 3 else frozenset()
+        return replace(IDLE, processes=ours | {4711} if number > 4 else ours)
+
+    assert runs(DECODE, MIXED, look=look) == 2
+    assert "began to compute" in runs.record.stopped
+    assert runs.record.case(DECODE.id).series
+    assert runs.record.case(MIXED.id) is None
+
+
+def test_an_unwritable_record_is_refused_before_anything_is_measured(runs, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        runs(DECODE, out=tmp_path / "file" / "record.json")
+    assert runs.gpu.calls["allocate"] == 0
+
+
+def test_a_pattern_that_matches_nothing_and_a_gpu_that_is_not_there(runs):
+    with pytest.raises(OptionError, match="prefill"):
+        runs(DECODE, only=("prefill",))
+    with pytest.raises(OptionError, match="--device"):
+        runs(DECODE, device=3)
+    assert runs(DECODE, MIXED, only=("mixed/b3",)) == 0
+    assert runs.record.suite.name == "quick (selected)"
+    assert runs.record.case(DECODE.id) is None
+
+
+def test_a_clock_that_is_off_is_said_and_is_no_success(runs):
+    runs.gpu.memory_rate = 4e12
+
+    def slower_later(symbol: str) -> None:
+        if symbol == "spin":  # the last of the ceilings
+            runs.gpu.memory_rate = 3.8e12
+
+    runs.gpu.before_launch = slower_later
+    assert runs(DECODE) == 2
+    assert "95.0% of the read ceiling" in runs.text
+    assert runs.record.case(DECODE.id).series
+
+
+def test_an_added_delay_shows_in_the_main_series(runs):
+    assert runs(DECODE, delay=0.2) == 0
+    assert runs.record.case(DECODE.id).samples().median == pytest.approx(48, rel=0.02)
+
+
+class Copycat:
+    """A peer that hands out what the operator computed, or something else."""
+
+    name = "copycat"
+    title = "Copycat"
+    modules = ("numpy",)
+    distribution = "numpy"
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+
+    def prepare(self, bench, spec, sets):
+        if self._error is not None:
+            raise self._error
+        return PeerCalls([bench.kernels("bfloat16").spin(1980 * 30)] * len(sets), sets[0].output, None)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (Unsuitable("pages are 64 tokens"), "pages are 64 tokens"),
+        (RuntimeError("no kernel\nimage"), "RuntimeError: no kernel image"),
+    ],
+)
+def test_a_peer_that_fails_is_a_row_that_says_why(runs, error, told):
+    assert runs(DECODE, peers=(Copycat(error),)) == 0
+    (row,) = runs.record.case(DECODE.id).peers
+    assert (row.peer, row.failed) == ("Copycat", told)
+
+
+def test_a_right_peer_is_timed_and_a_wrong_one_is_not(runs):
+    unrotated = replace(DECODE, rotary_dim=0)
+    assert runs(unrotated, DECODE, peers=(Copycat(),), rounds=2) == 0
+    (right,), (wrong,) = (runs.record.case(spec.id).peers for spec in (unrotated, DECODE))
+    assert right.series[0].median == pytest.approx(31, rel=0.02)
+    assert right.correctness.relative_error < 5e-3
+    # Peers get queries that are rotated already, so what the operator makes of them is not the answer.
+    assert "wrong output" in wrong.failed
+    assert wrong.series == ()
+
+
+def test_unknown_and_absent_peers_are_refused(runs):
+    with pytest.raises(OptionError, match="there is no peer 'flashattention'"):
+        runs(DECODE, peers=None, peers_named="flashattention")
+    with pytest.raises(OptionError, match="flashmla needs"):
+        runs(DECODE, peers=None, peers_named="flashmla")
+    assert not runs.out.exists()
