@@ -25,6 +25,15 @@ class PoolCalls(Authority):
         """Pages that are there now, the null page included; ids are below it."""
         return self._state.pool.num_blocks
 
+    def require_callable(self) -> None:
+        """Refuse what every call here refuses, before the caller does something that it cannot take back.
+
+        Raises:
+            WrongThread: another thread owns the manager.
+            Reentrancy: an event callback calls.
+        """
+        self._enter()
+
     def grow_pool(self, num_blocks: int) -> None:
         """Add free pages, so that there are `num_blocks`. There must be memory behind them.
 

@@ -1,5 +1,6 @@
 """Physical memory behind reserved addresses: what a cache commits, who pays, and when a graph survives it."""
 
+from .ahead import CommitAhead
 from .arena import CommitOutcome, DecommitOutcome, VirtualArena
 from .buckets import capacity_bucket
 from .capture import PROCESS_GATE, CaptureGate
@@ -15,6 +16,7 @@ from .growth import Growth, GrowthCounters, KvGrowthController
 from .handle_pool import HandlePool
 from .lease import Holder, MemoryLease
 from .ledger import AccountStats, AdmissionRefused, Tier, TierStats
+from .paged_pool import PagedPool, PoolResized, paged_cache_geometry
 from .placement import BasePlacement, Placement
 from .planner import CommitPlan, CommitPlanner, DecommitPlan
 from .realloc import ReallocStorage
@@ -29,6 +31,7 @@ __all__ = [
     "BindingGeometry",
     "BindingSignature",
     "CaptureGate",
+    "CommitAhead",
     "CommitOutcome",
     "CommitPlan",
     "CommitPlanner",
@@ -55,7 +58,9 @@ __all__ = [
     "MappedStorage",
     "MemoryGovernor",
     "MemoryLease",
+    "PagedPool",
     "Placement",
+    "PoolResized",
     "ReallocStorage",
     "Shareability",
     "Tier",
@@ -65,4 +70,5 @@ __all__ = [
     "WorkFence",
     "capacity_bucket",
     "live_prefix_ranges",
+    "paged_cache_geometry",
 ]

@@ -1,4 +1,4 @@
-"""Capacities grow by doubling, so that growths are few: powers of two between a least and a hard maximum."""
+"""How far to grow: by doubling where growing moves bytes, by an even stride where it does not."""
 
 from __future__ import annotations
 
@@ -21,13 +21,35 @@ def capacity_bucket(length: int, hard_max: int, min_bucket: int = DEFAULT_MIN_BU
         InvalidGeometry: a negative number, or no integer.
         CommitOutOfRange: `length` is more than `hard_max`.
     """
+    length, hard_max = _require_room(length, hard_max)
+    least = as_size("min_bucket", min_bucket, 0, INT64_MAX)
+    return min(max(1 << (length - 1).bit_length() if length else 0, least), hard_max)
+
+
+def stride_bucket(length: int, hard_max: int, stride: int) -> int:
+    """The least multiple of `stride` that holds `length`, but not more than `hard_max`.
+
+    Example:
+        >>> [stride_bucket(length, 10_000, 1_024) for length in (0, 1, 1_024, 1_025, 9_999)]
+        [0, 1024, 1024, 2048, 10000]
+
+    Raises:
+        InvalidGeometry: a negative number, or no integer; or a stride of 0.
+        CommitOutOfRange: `length` is more than `hard_max`.
+    """
+    length, hard_max = _require_room(length, hard_max)
+    step = as_size("stride", stride, 1, INT64_MAX)
+    return min(-(-length // step) * step, hard_max)
+
+
+def _require_room(length: int, hard_max: int) -> tuple[int, int]:
+    """Both as sizes, the first within the second."""
     length = as_size("length", length, 0, INT64_MAX)
     hard_max = as_size("hard_max", hard_max, 0, INT64_MAX)
-    least = as_size("min_bucket", min_bucket, 0, INT64_MAX)
     if length > hard_max:
         raise CommitOutOfRange(
             f"{length} tokens asked for, {hard_max} are reserved; end the sequence, or reserve more",
             needed=length,
             maximum=hard_max,
         )
-    return min(max(1 << (length - 1).bit_length() if length else 0, least), hard_max)
+    return length, hard_max

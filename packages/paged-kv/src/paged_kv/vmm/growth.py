@@ -17,7 +17,7 @@ from paged_kv.errors import LayoutRefused
 from paged_kv.geometry import INT64_MAX, as_size
 
 from .arena import CommitOutcome, DecommitOutcome
-from .buckets import DEFAULT_MIN_BUCKET, capacity_bucket
+from .buckets import DEFAULT_MIN_BUCKET, capacity_bucket, stride_bucket
 from .graph import GraphKeepDecision, GraphLifecycle, GraphSignature
 from .ledger import AdmissionRefused
 from .storage import GrowthWork, KvStorage, MappedStorage
@@ -78,7 +78,9 @@ class KvGrowthController:
     Args:
         storage: what holds the cache.
         hard_max: tokens a row that are never exceeded; None for what the geometry reserves.
-        min_bucket: the least capacity.
+        min_bucket: the least capacity, when it doubles.
+        stride: tokens by which the capacity grows; None to double it. Where growing moves nothing, as many
+            tokens as one granule of a binding holds are a good stride.
         graph: the captured graph of the decode step; None for steps that are never captured.
         plan_buffers: device addresses of the index tensors that the graph reads.
 
@@ -92,6 +94,7 @@ class KvGrowthController:
         *,
         hard_max: int | None = None,
         min_bucket: int = DEFAULT_MIN_BUCKET,
+        stride: int | None = None,
         graph: GraphLifecycle | None = None,
         plan_buffers: tuple[int, ...] = (),
     ) -> None:
@@ -99,6 +102,7 @@ class KvGrowthController:
         self.storage = storage
         self.hard_max = reserved if hard_max is None else as_size("hard_max", hard_max, 0, reserved)
         self.min_bucket = as_size("min_bucket", min_bucket, 0, INT64_MAX)
+        self.stride = None if stride is None else as_size("stride", stride, 1, INT64_MAX)
         self.graph = GraphLifecycle(enabled=False) if graph is None else graph
         self._plan_buffers = tuple(plan_buffers)
         self._signature: GraphSignature | None = None
@@ -116,6 +120,17 @@ class KvGrowthController:
     def committed(self) -> int:
         """Tokens a row that have memory: the capacity, or more when memory was committed ahead."""
         return max(self._capacity, self._ahead)
+
+    def capacity_for(self, tokens: int) -> int:
+        """The capacity that holds `tokens` tokens a row.
+
+        Raises:
+            InvalidGeometry: not a number of tokens.
+            CommitOutOfRange: beyond `hard_max`.
+        """
+        if self.stride is None:
+            return capacity_bucket(tokens, self.hard_max, self.min_bucket)
+        return stride_bucket(tokens, self.hard_max, self.stride)
 
     @property
     def counters(self) -> GrowthCounters:
@@ -140,7 +155,7 @@ class KvGrowthController:
         """
         if type(tokens) is int and 0 <= tokens <= self._capacity:
             return None
-        bucket = capacity_bucket(tokens, self.hard_max, self.min_bucket)
+        bucket = self.capacity_for(tokens)
         self.storage.gate.require_not_capturing()
         with self._lock:
             return self._grow(bucket, stream) if tokens > self._capacity else None
@@ -148,7 +163,7 @@ class KvGrowthController:
     def commit_ahead(
         self, tokens: int | None = None, *, stream: int = 0
     ) -> CommitOutcome | AdmissionRefused | None:
-        """Back `tokens` tokens a row with memory and publish nothing; None when they are backed already.
+        """Back the capacity that `tokens` would need, and publish nothing; None when it is backed already.
 
         Made for another thread and a stream of its own. The growth that comes to it maps nothing.
 
@@ -163,9 +178,7 @@ class KvGrowthController:
         """
         if not isinstance(self.storage, MappedStorage):
             raise LayoutRefused(f"{type(self.storage).__name__} does not commit ahead: it grows by copying")
-        wanted = min(self._capacity + 1, self.hard_max) if tokens is None else tokens
-        target = capacity_bucket(wanted, self.hard_max, self.min_bucket) if tokens is None else wanted
-        capacity_bucket(target, self.hard_max)
+        target = self.capacity_for(min(self._capacity + 1, self.hard_max) if tokens is None else tokens)
         self.storage.gate.require_not_capturing()
         with self._lock:
             if target <= self.committed:
@@ -176,7 +189,7 @@ class KvGrowthController:
             return done
 
     def shrink(self, tokens: int) -> DecommitOutcome:
-        """Keep only `tokens` tokens a row, rounded up to a power of two, and nothing committed ahead.
+        """Keep only `tokens` tokens a row, and nothing committed ahead.
 
         Whatever was launched and may touch the cache must be done. The graph is judged as at a growth.
 
@@ -188,7 +201,7 @@ class KvGrowthController:
         """
         if not isinstance(self.storage, MappedStorage):
             raise LayoutRefused(f"{type(self.storage).__name__} does not shrink: close it")
-        kept = capacity_bucket(tokens, self._capacity, 0) if tokens else as_size("tokens", tokens, 0, 0)
+        kept = stride_bucket(tokens, self._capacity, 1)
         self.storage.gate.require_not_capturing()
         with self._lock:
             outcome = self.storage.shrink(kept)

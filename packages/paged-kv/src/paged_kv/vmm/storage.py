@@ -6,6 +6,7 @@ that was committed for it may stay committed, and the next try finds it.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -92,6 +93,7 @@ class MappedStorage:
         self.layout = layout_of(geometry)
         self.arena = VirtualArena(Placement.of(geometry, pool.granule, placement, align=align), pool)
         self._written = 0
+        self._planning = threading.Lock()
 
     @property
     def physical_bytes(self) -> int:
@@ -116,8 +118,10 @@ class MappedStorage:
 
     def commit(self, tokens: int, stream: int) -> CommitOutcome | AdmissionRefused:
         """Back `tokens` tokens a row without publishing them; see `VirtualArena.commit`."""
-        plan = self.arena.planner.plan(self.arena.table, tokens, tokens)
-        return self.arena.commit(plan, stream=stream)
+        self.gate.require_not_capturing()
+        with self._planning:
+            plan = self.arena.planner.plan(self.arena.table, tokens, tokens)
+            return self.arena.commit(plan, stream=stream)
 
     def grow(self, old: int, new: int, stream: int) -> GrowthWork | AdmissionRefused:
         """See `KvStorage`."""
@@ -144,7 +148,9 @@ class MappedStorage:
                 layout=str(self.layout),
                 given=tokens,
             )
-        return self.arena.decommit(self.arena.planner.shrink_plan(self.arena.table, tokens, tokens))
+        self.gate.require_not_capturing()
+        with self._planning:
+            return self.arena.decommit(self.arena.planner.shrink_plan(self.arena.table, tokens, tokens))
 
     def close(self) -> None:
         """Wait for what was launched, and give everything back; see `VirtualArena.close`."""
