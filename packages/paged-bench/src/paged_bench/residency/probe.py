@@ -1,0 +1,32 @@
+"""What proves that a graph over a growing cache stays right: the same work over fresh memory."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_bench.residency.reader import Access
+
+Outputs = list[NDArray[np.float32]]
+
+
+class Probe(Protocol):
+    """Attends over every layer of a cache, with rows of its own making."""
+
+    def fill(self, first: int, end: int) -> None:
+        """Write rows for the tokens [first, end) of every binding."""
+        ...
+
+    def run(self, access: Access, past: int) -> Outputs:
+        """Append one token to every binding, attend, and return each layer's output."""
+        ...
+
+    def fresh(self, past: int) -> Outputs:
+        """The same, launched over ordinary allocations that hold a copy of the rows."""
+        ...
+
+    def close(self) -> None:
+        """Let graph and buffers go."""
+        ...
