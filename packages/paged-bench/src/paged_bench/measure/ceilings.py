@@ -142,6 +142,7 @@ def _matmul(bench: Bench, dtype: str) -> Ceiling:
     out = DeviceArray.empty((blocks * 2 * 64 * 256,), "float32", bench.device)
     for seed, array in enumerate((a, b)):
         bench.fill(array, seed + 3)
+    bench.poison(out)
     bench.launch(kernels.product(a.pointer, b.pointer, out.pointer, PRODUCT_ROUNDS, blocks))
     _check_product(bench, dtype, a, b, out, blocks, tiled=shape is MMA)
     launch = kernels.product(a.pointer, b.pointer, out.pointer, _ROUNDS, blocks)

@@ -29,6 +29,7 @@ from paged_bench.measure.nvml import GpuState
 TIMES: Mapping[str, float] = {"append": 2.0, "schedule": 2.0, "baseline": 40.0, "combine": 2.0}
 READ_RATE, COPY_RATE, PRODUCT_RATE, CYCLES_PER_US = 4e12, 3.5e12, 7e14, 1980.0
 LAUNCH_US = 1.0
+_DRAWN = 65_521  # numbers that larger memory repeats; odd, so that they do not cancel out
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 Spoil = Callable[[NDArray[np.generic]], None]
 
@@ -124,7 +125,7 @@ class SimulatedGpu(FakeDriver):
         self._fresh.clear()
         span = Span.from_buffer_copy(launched.params)
         draw = np.random.default_rng(span.seed)
-        values = draw.standard_normal(min(span.words * 8, 1 << 16)).astype(_BF16)
+        values = draw.standard_normal(min(span.words * 8, _DRAWN)).astype(_BF16)
         target = _at(span.out, span.words * 8, _BF16)
         target[:] = np.resize(values, target.shape)
 
