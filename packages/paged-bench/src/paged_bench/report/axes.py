@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -88,22 +87,3 @@ class Frame:
         canvas.line(left, top, left, bottom, "axis")
         canvas.text((left + right) / 2, bottom + 34, x_title, kind="muted", size=SMALL, anchor="middle")
         canvas.text(left, top - 8, y_title, kind="muted", size=SMALL)
-
-
-def spread_labels(wanted: Sequence[float], height: float, low: float, high: float) -> list[float]:
-    """Return places for labels, each near its wish, `height` apart and within `low` and `high`.
-
-    Example:
-        >>> spread_labels([10.0, 12.0, 90.0], 10, 0, 100)
-        [6.0, 16.0, 90.0]
-    """
-    order = sorted(range(len(wanted)), key=lambda index: wanted[index])
-    places = list(wanted)
-    for _ in range(50):
-        for first, second in itertools.pairwise(order):
-            lacking = height - (places[second] - places[first])
-            if lacking > 1e-9:
-                places[first] -= lacking / 2
-                places[second] += lacking / 2
-        places = [min(high, max(low, place)) for place in places]
-    return places

@@ -40,6 +40,13 @@ class Point:
         return self.case.work
 
     @property
+    def standard(self) -> bool:
+        """Whether the operator ran as it comes: no option of its own was set."""
+        given = self.case.parameters
+        fixed = given.get("split_rows", 0) in (0, False) and given.get("weight_terms", 2) == 2
+        return fixed and "row_tile" not in given
+
+    @property
     def ratio(self) -> float | None:
         """Median over floor."""
         return self.us / self.floor_us if self.floor_us else None
@@ -47,11 +54,15 @@ class Point:
 
 def points(records: Sequence[Record]) -> tuple[Point, ...]:
     """Return every point with a shape, ours first, in the order of the records."""
-    ours = [record for record in records if any(case.samples() and case.shape for case in record.cases)]
-    present = [record for record in ours if record.history is None] or ours
-    found = [point for record in present for point in _ours(record)]
+    found = [point for record in _present(records) for point in _ours(record)]
     found += [point for record in records for point in _peers(record)]
     return tuple(found)
+
+
+def _present(records: Sequence[Record]) -> list[Record]:
+    """Return the records of our own present kernels, or those of history where there are no others."""
+    ours = [record for record in records if any(case.samples() and case.shape for case in record.cases)]
+    return [record for record in ours if record.history is None] or ours
 
 
 def _ours(record: Record) -> Iterable[Point]:
@@ -103,13 +114,8 @@ def splits(records: Sequence[Record]) -> tuple[Split, ...]:
     Where the four kernels were timed apart, those are the parts. Else it is attend + combine, and the rest of
     the step. Kernels timed apart overlap less than in a step, so they need not add up to it.
     """
-    found = []
-    for record in records:
-        for case in record.cases if record.history is None else ():
-            parts = _parts(case)
-            if parts:
-                found.append(Split(case, parts))
-    return tuple(found)
+    cases = (case for record in _present(records) for case in record.cases)
+    return tuple(Split(case, parts) for case in cases if (parts := _parts(case)))
 
 
 def _parts(case: Case) -> tuple[tuple[str, float], ...]:

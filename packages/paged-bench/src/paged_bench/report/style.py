@@ -6,11 +6,33 @@ pattern, a cell of a heat map its number and a bar.
 
 from __future__ import annotations
 
-SERIES = 8  # distinct colours, shapes and dashes; the first is ours
+SERIES = 10  # distinct shapes and dashes; the first is ours
 
-_LIGHT = ("#0b63b0", "#b3540a", "#1a7f37", "#8250df", "#bf2c6b", "#6b6500", "#0f7b7b", "#57606a")
-_DARK = ("#58a6ff", "#f0883e", "#56d364", "#bc8cff", "#ff7eb6", "#d2c35a", "#4fd1c5", "#9aa4af")
-_DASHES = ("none", "7 3", "2 3", "9 3 2 3", "4 2", "1 2", "12 3", "5 2 1 2 1 2")
+_LIGHT = (
+    "#0b63b0",
+    "#b3540a",
+    "#1a7f37",
+    "#8250df",
+    "#bf2c6b",
+    "#6b6500",
+    "#0f7b7b",
+    "#57606a",
+    "#7a3b00",
+    "#1b1f24",
+)
+_DARK = (
+    "#58a6ff",
+    "#f0883e",
+    "#56d364",
+    "#bc8cff",
+    "#ff7eb6",
+    "#d2c35a",
+    "#4fd1c5",
+    "#9aa4af",
+    "#d9a066",
+    "#e6edf3",
+)
+_DASHES = ("none", "7 3", "2 3", "9 3 2 3", "4 2", "1 2", "12 3", "5 2 1 2 1 2", "3 6", "14 3 2 3")
 # From good to bad, one hue; the ink of a cell is chosen for contrast.
 _HEAT_LIGHT = ("#e8f1fa", "#cfe2f5", "#a9cbeb", "#7caeda", "#3f83bf", "#0b4f8c")
 _HEAT_LIGHT_INK = ("#1b1f24", "#1b1f24", "#1b1f24", "#1b1f24", "#ffffff", "#ffffff")
@@ -36,6 +58,17 @@ VARIABLES = (
     f"@media(prefers-color-scheme:dark){{:root{{"
     f"{_variables(DARK_PAGE, _DARK, _HEAT_DARK, _HEAT_DARK_INK)}}}}}"
 )
+
+
+def series_of(index: int) -> int:
+    """Return which style the implementation of that index has; none but the first has ours.
+
+    Example:
+        >>> [series_of(index) for index in (0, 1, 9, 10, 18, 19)]
+        [0, 1, 9, 1, 9, 1]
+    """
+    return index if index < SERIES else 1 + (index - 1) % (SERIES - 1)
+
 
 _RULES = [
     ".paper{fill:var(--paper)}.ink{fill:var(--ink)}.muted{fill:var(--muted)}",

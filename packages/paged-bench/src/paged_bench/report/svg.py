@@ -157,4 +157,16 @@ def _hexagon(x: float, y: float, r: float) -> str:
     return _closed([(x + 1.1 * r * math.cos(turn), y + 1.1 * r * math.sin(turn)) for turn in turns])
 
 
-_SHAPES = (_circle, _square, _triangle, _diamond, _pointing_down, _cross, _plus, _hexagon)
+def _bar(x: float, y: float, r: float) -> str:
+    wide, thin = 1.3 * r, 0.55 * r
+    return _closed([(x - wide, y - thin), (x + wide, y - thin), (x + wide, y + thin), (x - wide, y + thin)])
+
+
+def _hourglass(x: float, y: float, r: float) -> str:
+    return _closed([(x - r, y - 1.1 * r), (x + r, y - 1.1 * r), (x - r, y + 1.1 * r), (x + r, y + 1.1 * r)])
+
+
+_SHAPES = (
+    *(_circle, _square, _triangle, _diamond, _pointing_down),
+    *(_cross, _plus, _hexagon, _bar, _hourglass),
+)
