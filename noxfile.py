@@ -170,3 +170,17 @@ def gpu_parity(session: nox.Session) -> None:
     session.run(
         sys.executable, "-m", "pytest", "tests-gpu", *session.posargs, env=from_this_tree(), external=True
     )
+
+
+@nox.session(venv_backend="none", default=False)
+def bench(session: nox.Session) -> None:
+    """Check and time the CUDA op and the peers that are installed on this GPU; `-- ARGS` go to `run`."""
+    need_gpu(session)
+    absent = missing(("cuda.bindings", "ml_dtypes", "numpy", "pydantic", "rich"))
+    if absent:
+        session.error(
+            f"this session uses {sys.executable}, which lacks {', '.join(absent)}: install them there"
+        )
+    session.run(
+        sys.executable, "-m", "paged_bench", "run", *session.posargs, env=from_this_tree(), external=True
+    )

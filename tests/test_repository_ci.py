@@ -31,7 +31,18 @@ def sessions() -> set[str]:
 
 
 def test_the_sessions_are_the_ones_agreed() -> None:
-    expected = {"demo", "tests", "lint", "types", "kernels", "build", "docs", "minimums", "gpu_parity"}
+    expected = {
+        "demo",
+        "tests",
+        "lint",
+        "types",
+        "kernels",
+        "build",
+        "docs",
+        "minimums",
+        "gpu_parity",
+        "bench",
+    }
     assert sessions() == expected
 
 
