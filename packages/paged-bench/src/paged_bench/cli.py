@@ -102,9 +102,9 @@ def _add_simulate(commands: Commands) -> None:
 
 
 def _add_measurements(commands: Commands) -> None:
-    from paged_bench import ab, compare, cpu, measure, report
+    from paged_bench import ab, cite, compare, cpu, measure, report
 
-    for command in (measure, cpu, compare, ab, report):
+    for command in (measure, cpu, compare, ab, report, cite):
         command.add_parser(commands)
 
 

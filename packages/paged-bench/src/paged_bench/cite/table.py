@@ -1,0 +1,127 @@
+"""A record as Markdown tables, written from the record alone so that a page cannot differ from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paged_bench.errors import RecordError
+from paged_bench.record import Case, Record, Samples
+
+_SERIES = (
+    ("attend+combine", "attend + combine"),
+    ("step", "whole step"),
+    *((name, name) for name in ("layer", "append", "schedule", "attend", "combine")),
+)
+
+
+def table(record: Record, prefix: str = "") -> str:
+    """Return the cases whose id starts with `prefix`: attention cases with their floors, others plainly.
+
+    Raises:
+        RecordError: There is no such case.
+    """
+    cases = [case for case in record.cases if case.id.startswith(prefix)]
+    if not cases:
+        raise RecordError(prefix or "record", "chooses no case", "see the ids in the record")
+    shaped = [case for case in cases if case.shape is not None]
+    if any(case.series for case in shaped):
+        return _attention_table(record, shaped)
+    if shaped:
+        return _peer_table(record, shaped)
+    if all({"context", "pool"} <= case.parameters.keys() for case in cases):
+        return _growth_table(cases)
+    return _plain_table(cases)
+
+
+def us_text(us: float) -> str:
+    """Return microseconds to one decimal, thousands separated.
+
+    Example:
+        >>> us_text(9.32), us_text(2456.46)
+        ('9.3', '2,456.5')
+    """
+    return f"{us:,.1f}"
+
+
+def time_text(us: float) -> str:
+    """Return a time with the unit that fits, to three digits or so.
+
+    Example:
+        >>> time_text(43.8), time_text(1100.7), time_text(190132.2), time_text(1098727.4)
+        ('43.8 µs', '1,100.7 µs', '190.1 ms', '1,098.7 ms')
+    """
+    return f"{us:,.1f} µs" if us < 2000 else f"{us / 1e3:,.1f} ms"
+
+
+def _rows(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *rows))
+
+
+def _attention_table(record: Record, cases: Sequence[Case]) -> str:
+    series = [pair for pair in _SERIES if any(case.samples(pair[0], "graph") for case in cases)]
+    columns = ["case", "heads", "dims", "floor µs", *(f"{title} µs" for _, title in series), "ratio", "error"]
+    rows = []
+    for case in cases:
+        shape, floor, ratio = case.shape, record.floor_us(case), record.ratio_to_floor(case)
+        assert shape is not None
+        sizes = [case.title, str(shape.heads), f"{shape.head_size}/{shape.v_head_size}"]
+        if case.failed is not None:
+            rows.append([*sizes, *[""] * (len(columns) - 4), case.failed])
+            continue
+        times = [_median(case.samples(name, "graph")) for name, _ in series]
+        error = f"{case.correctness.relative_error:.1e}" if case.correctness else ""
+        rows.append([*sizes, us_text(floor) if floor else "", *times, f"{ratio:.2f}" if ratio else "", error])
+    return _rows(columns, rows)
+
+
+def _median(samples: Samples | None) -> str:
+    return us_text(samples.median) if samples else ""
+
+
+def _peer_table(record: Record, cases: Sequence[Case]) -> str:
+    names = list(dict.fromkeys(row.peer for case in cases for row in case.peers if row.series))
+    rows = []
+    for case in cases:
+        known = {row.peer: row for row in case.peers if row.series}
+        floor = record.floor_us(case)
+        best = min((_peer_median(row.series) for row in known.values()), default=None)
+        times = [us_text(_peer_median(known[name].series)) if name in known else "" for name in names]
+        ratio = f"{best / floor:.2f}" if best and floor else ""
+        rows.append([case.title, us_text(floor) if floor else "", *times, ratio])
+    return _rows(["case", "floor", *names, "best over floor"], rows)
+
+
+def _peer_median(series: Sequence[Samples]) -> float:
+    """Prefer graph replay, as for our own figures."""
+    chosen = [one for one in series if one.what == "attend+combine"] or list(series)
+    return min(chosen, key=lambda one: one.timing != "graph").median
+
+
+def _growth_table(cases: Sequence[Case]) -> str:
+    rows = []
+    for case in cases:
+        samples = case.samples()
+        sizes = [f"{case.parameters[key]:,}" for key in ("context", "pool")]
+        rows.append([*sizes, time_text(samples.median) if samples else f"failed: {case.failed}"])
+    return _rows(["context", "pages of the pool", "median"], rows)
+
+
+def _plain_table(cases: Sequence[Case]) -> str:
+    aims = any("aim_median_us" in case.parameters for case in cases)
+    columns = ["what", "median", "quartiles", "p99", *(["aim, median / p99"] if aims else []), "samples"]
+    rows = []
+    for case in cases:
+        samples = case.samples()
+        if samples is None:
+            rows.append([case.title, f"failed: {case.failed}", *[""] * (len(columns) - 2)])
+            continue
+        quartiles, p99 = samples.quartiles, samples.percentile(99)
+        spread = " … ".join(map(time_text, quartiles)) if quartiles else ""
+        cells = [case.title, time_text(samples.median), spread, time_text(p99) if p99 else ""]
+        rows.append([*cells, *([_aim(case)] if aims else []), str(len(samples.values) or "none kept")])
+    return _rows(columns, rows)
+
+
+def _aim(case: Case) -> str:
+    found = [case.parameters.get(key) for key in ("aim_median_us", "aim_p99_us")]
+    return " / ".join(f"{aim:,.0f} µs" for aim in found if isinstance(aim, int | float))
