@@ -83,18 +83,19 @@ def measure_decode(
     buffers = IndexPlanBuffers(len(rows), len(rows), kv.view().cells.shape[1])
     ones, turns, done = np.ones(len(rows), dtype=np.int64), itertools.count(1), list[StepTransaction]()
 
-    def settle() -> None:
-        while done:
-            kv.complete(done.pop().epoch)
-        if next(turns) % 64 == 0:  # back to where the rows began, with one step to settle
-            kv.truncate(rows, kv.view().seq_len[rows & 0xFFFFFF] - 63)
-            run(kv, rows, ones)
-
     def step() -> None:
         transaction = begin(kv, rows, ones)
         transaction.plan(buffers)
         transaction.commit()
         done.append(transaction)
+
+    def settle() -> None:
+        while done:
+            kv.complete(done.pop().epoch)
+        if next(turns) % 64 == 0:  # back to where the rows began, with one step that the buffers settle by
+            kv.truncate(rows, kv.view().seq_len[rows & 0xFFFFFF] - 63)
+            step()
+            settle()
 
     measure(benchmark, title, step, rounds=rounds, setup=settle, **about)
     settle()
