@@ -141,14 +141,18 @@ def test_the_footprint_is_what_is_allocated(gpu, bench, spec):
     assert highest < cache.shape[0] // spec.layers
 
 
-def test_a_pool_grows_and_is_filled_once_a_type(gpu, bench):
+def test_a_pool_grows_and_gives_every_case_the_same_numbers(gpu, bench):
     pool = Pool(bench)
     first = pool.view(SMALL, 64 * SMALL.page_bytes)
+    before = bench.digest(first)
     again = pool.view(replace(SMALL, head_size=64), 64 * SMALL.page_bytes)
     assert first.pointer == again.pointer
-    assert pool.nbytes == 64 * SMALL.page_bytes
+    bench.fill(again, 99)  # as a case that writes to its pages
+    assert bench.digest(first) != before
+    assert bench.digest(pool.view(SMALL, 64 * SMALL.page_bytes)) == before
     half = pool.view(replace(SMALL, dtype="float16"), SMALL.page_bytes)
     assert (half.pointer, half.dtype, half.shape) == (first.pointer, "float16", (1, 16, 1, 192))
+    assert pool.nbytes == 64 * SMALL.page_bytes
     larger = pool.view(SMALL, 65 * SMALL.page_bytes)
     assert pool.nbytes == larger.nbytes == 65 * SMALL.page_bytes
 

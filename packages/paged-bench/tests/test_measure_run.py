@@ -110,6 +110,11 @@ def test_a_run_keeps_everything(runs):
     assert "3 of 3 cases measured" in runs.text
 
 
+def test_what_one_case_writes_does_not_change_another_one(runs):
+    assert runs(MIXED, DECODE, replace(MIXED, heads=5), rounds=3) == 0
+    assert all(len(case.samples("step", "graph").blocks) == 3 for case in runs.record.cases if case.shape)
+
+
 def spoilt(output: np.ndarray) -> None:
     output[-1, -1] += 1
 

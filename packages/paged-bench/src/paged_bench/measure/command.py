@@ -13,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from paged_cuda import ArgumentMismatch, CubinCache, Device, DriverError, PagedCudaError
+from paged_cuda import ArgumentMismatch, CompileError, CubinCache, Device, DriverError, PagedCudaError
 from paged_cuda.loader import load_kernels
 from rich.console import Console
 from rich.markup import escape
@@ -29,7 +29,8 @@ from paged_bench.measure.inputs import Pool
 from paged_bench.measure.machine import Machine, gpu_block
 from paged_bench.measure.nvml import with_states
 from paged_bench.measure.options import MeasureOptions
-from paged_bench.measure.peers import Peer, all_peers, chosen_peers, is_installed, version_of
+from paged_bench.measure.peers import Peer, all_peers, chosen_peers, is_installed, preload, version_of
+from paged_bench.measure.peers.torch_tools import torch_matmul
 from paged_bench.measure.progress import Progress, case_lines
 from paged_bench.measure.recording import Recorder, failed_case
 from paged_bench.measure.selfcheck import check_clock
@@ -74,6 +75,7 @@ def run(
     wanted = [spec for spec in (specs or cases_of(options.suite)) if options.wants(spec.id)]
     if not wanted:
         raise OptionError("--only", f"no case of suite {options.suite} matches {', '.join(options.only)}")
+    preload(chosen)
     session = _Session(options, machine or Machine.real(), wanted, chosen, peers or all_peers(), cache)
     with _Terminable():
         return session.run(console or PlainConsole(stderr=True, highlight=False))
@@ -152,6 +154,10 @@ class _Session:
             blocks.append(PeerBlock(name=peer.title, version=version_of(peer), failed=absent))
         return blocks
 
+    @property
+    def _torch(self) -> bool:
+        return any("torch" in peer.modules for peer in self.peers)
+
     def _compile(self, bench: Bench) -> None:
         """Compile and load the kernels of all cases at once, on all processors."""
         signatures = []
@@ -159,7 +165,8 @@ class _Session:
             with contextlib.suppress(ArgumentMismatch):  # the case itself will say so
                 operator = operator_of(spec, bench.device, kernel=self.options.kernel)
                 signatures += [launch.signature for launch in operator._step.launches]
-        load_kernels(bench.device, signatures, CubinCache() if self.cache is None else self.cache)
+        with contextlib.suppress(CompileError):  # likewise
+            load_kernels(bench.device, signatures, CubinCache() if self.cache is None else self.cache)
 
     def _measure(self, bench: Bench, guard: Guard, recorder: Recorder, progress: Progress) -> None:
         progress.begin("compile")
@@ -168,8 +175,8 @@ class _Session:
         progress.begin("ceilings")
         dtypes = dict.fromkeys(spec.dtype for spec in self.specs)
         ceilings = measure_ceilings(bench, dtypes, show=progress.show)
-        recorder.ceilings(ceilings.all)
-        for one in ceilings.all:
+        recorder.ceilings((*ceilings.all, *(torch_matmul(bench, dtype) for dtype in dtypes if self._torch)))
+        for one in recorder.record.ceilings:
             unit = "us" if one.what == "launch" else "TFLOP/s" if one.what == "matmul" else "GB/s"
             scale = {"us": 1.0, "TFLOP/s": 1e12, "GB/s": 1e9}[unit]
             progress.line(
@@ -220,8 +227,8 @@ class _Session:
         except WrongOutput as error:
             self.wrong = True
             reason = str(error)
-        except (DoesNotFit, ArgumentMismatch) as error:
-            reason = str(error)
+        except (DoesNotFit, ArgumentMismatch, CompileError) as error:
+            reason = " ".join(str(error).split())
         except DriverError as error:
             if "OUT_OF_MEMORY" not in str(error.got):
                 recorder.add(failed_case(spec, str(error)))

@@ -98,7 +98,7 @@ def _shared_pages(spec: CaseSpec, sets: int) -> int:
 
 
 class Pool:
-    """Device memory for pages, filled with normal numbers once an element type; any case is a view of it."""
+    """Device memory for pages; any case is a view of it, filled with the same normal numbers each time."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
@@ -110,24 +110,20 @@ class Pool:
         return 0 if self._memory is None else self._memory.nbytes
 
     def view(self, spec: CaseSpec, nbytes: int) -> DeviceArray:
-        """Return the cache of `spec`, (pages, block_size, 1, head_size).
+        """Return the cache of `spec`, (pages, block_size, 1, head_size), as no case has written to it yet.
 
         Raises:
             DriverError: The GPU is out of memory.
         """
+        if self._memory is None or self._memory.nbytes < nbytes:
+            self._memory = None  # let go before more is asked for
+            self._memory = DeviceArray.empty((nbytes,), "uint8", self._bench.device)
         memory = self._memory
-        if memory is None or memory.nbytes < nbytes or memory.dtype != spec.dtype:
-            if memory is None or memory.nbytes < nbytes:
-                self._memory = memory = None  # let go before more is asked for
-                memory = DeviceArray.empty((nbytes // 2,), spec.dtype, self._bench.device)
-            else:
-                shape, owner = memory.shape, memory.owner
-                memory = DeviceArray(memory.pointer, shape, (1,), spec.dtype, memory.ordinal, owner)
-            self._memory = memory
-            self._bench.fill(memory, _SEED)
         shape = (nbytes // spec.page_bytes, spec.block_size, 1, spec.head_size)
         strides = (spec.block_size * spec.head_size, spec.head_size, spec.head_size, 1)
-        return DeviceArray(memory.pointer, shape, strides, spec.dtype, memory.ordinal, memory.owner)
+        view = DeviceArray(memory.pointer, shape, strides, spec.dtype, memory.ordinal, memory.owner)
+        self._bench.fill(view, _SEED)
+        return view
 
     def drop(self) -> None:
         """Give the memory back."""

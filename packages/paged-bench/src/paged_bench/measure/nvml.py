@@ -83,7 +83,8 @@ class Nvml:
         handle = self._handle(library, uuid)
         if handle is None:
             # What CUDA counts as a GPU is a slice where the library knows its UUID as one.
-            return GpuState(mig=True) if uuid and self._handle(library, uuid, "MIG") else GpuState()
+            slice_of = None if uuid is None else self._handle(library, uuid, "MIG")
+            return GpuState() if slice_of is None else GpuState(mig=True)
         ask = _Asker(library, handle)
         return GpuState(
             utilization=_guarded(ask.utilization),

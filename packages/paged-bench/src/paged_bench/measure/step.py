@@ -121,19 +121,19 @@ class StepParts:
 
     def append(self, inputs: InputSet) -> Launch:
         """Return a launch of rotary and cache write alone."""
-        return self._launch(inputs, [self._append])
+        return self._launch(inputs, [self._append], settled=True)
 
     def schedule(self, inputs: InputSet) -> Launch:
         """Return a launch of the division of work alone."""
-        return self._launch(inputs, self._schedule)
+        return self._launch(inputs, self._schedule, settled=False)
 
     def attend(self, inputs: InputSet) -> Launch:
         """Return a launch of attend and combine on the schedule of the last run."""
-        return self._launch(inputs, self._attend)
+        return self._launch(inputs, self._attend, settled=True)
 
     def layer(self, inputs: InputSet) -> Launch:
         """Return a launch of what every layer after a step's first one needs: all but the schedule."""
-        return self._launch(inputs, [self._append, *self._attend])
+        return self._launch(inputs, [self._append, *self._attend], settled=True)
 
     def step(self, inputs: InputSet) -> Launch:
         """Return the operator's own `run`, host checks included."""
@@ -144,14 +144,14 @@ class StepParts:
 
         return launch
 
-    def _launch(self, inputs: InputSet, launchers: list[Launch]) -> Launch:
+    def _launch(self, inputs: InputSet, launchers: list[Launch], *, settled: bool) -> Launch:
         operator = self._operator
         operands = Operands._make(inputs.arrays.get(name) for name in Operands._fields)
 
         def launch(stream: int) -> None:
             operator._set_addresses(operands)
             operator._serials = []  # its own next run must set the addresses again
-            operator._params.schedule_settled = 1
+            operator._params.schedule_settled = settled
             for one in launchers:
                 one(stream)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paged_bench.errors import OptionError
-from paged_bench.measure.peers.base import Peer, PeerCalls, Unsuitable, is_installed, version_of
+from paged_bench.measure.peers.base import Peer, PeerCalls, Unsuitable, is_installed, module, version_of
 from paged_bench.measure.peers.flashinfer import FlashInfer
 from paged_bench.measure.peers.flashmla import FlashMla
 from paged_bench.measure.peers.flex import FlexAttention
@@ -55,4 +55,22 @@ def chosen_peers(words: str, peers: Sequence[Peer] | None = None) -> tuple[Peer,
     return tuple(found)
 
 
-__all__ = ["Peer", "PeerCalls", "Unsuitable", "all_peers", "chosen_peers", "is_installed", "version_of"]
+def preload(peers: Sequence[Peer]) -> None:
+    """Import torch, where a peer needs it, before anything of CUDA is loaded.
+
+    Imported after NVRTC was loaded, torch 2.11 with CUDA 13.0 failed to register its own operators.
+    """
+    if any("torch" in peer.modules for peer in peers):
+        module("torch")
+
+
+__all__ = [
+    "Peer",
+    "PeerCalls",
+    "Unsuitable",
+    "all_peers",
+    "chosen_peers",
+    "is_installed",
+    "preload",
+    "version_of",
+]

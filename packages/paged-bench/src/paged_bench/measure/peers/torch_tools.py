@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,8 +14,10 @@ from paged_bench.measure.bench import Bench, Launch
 from paged_bench.measure.inputs import InputSet
 from paged_bench.measure.peers.base import module
 from paged_bench.measure.suite import CaseSpec
-from paged_bench.measure.timing import Replayable
+from paged_bench.measure.timing import Replayable, Timer
+from paged_bench.record import Ceiling
 
+_SQUARE = 8192
 Tensor = Any  # torch is never a dependency, so its types are not known here
 
 
@@ -88,6 +91,21 @@ def folded_query(stream: TorchStream, spec: CaseSpec, inputs: InputSet) -> Tenso
 def unfolded(spec: CaseSpec, output: Tensor) -> Tensor:
     """Return dense attention's output with tokens first."""
     return output[0].transpose(0, 1) if spec.group == "prefill" else output
+
+
+def torch_matmul(bench: Bench, dtype: str) -> Ceiling:
+    """Return the rate of torch's product of two 8192 x 8192 matrices, beside that of our own kernel."""
+    stream = TorchStream(bench)
+    torch = stream.torch
+    with torch.cuda.stream(stream.stream):
+        a, b = (torch.randn(_SQUARE, _SQUARE, device="cuda").to(getattr(torch, dtype)) for _ in range(2))
+        out = torch.empty_like(a)
+    launch = stream.launch(lambda: torch.matmul(a, b, out=out))
+    bench.launch(launch)  # the library makes its handle outside the capture
+    series = Timer(bench).graph("matmul", [launch] * 2, capture=stream.capture)
+    rates = tuple(2.0 * _SQUARE**3 / value * 1e6 for value in series.values)
+    method = f"torch {torch.__version__}, {_SQUARE} cubed, random data, graph replay"
+    return Ceiling(what="matmul", value=statistics.median(rates), dtype=dtype, method=method, samples=rates)
 
 
 def release() -> None:
