@@ -103,13 +103,33 @@ def assert_published_numbers(report):
 
 
 def assert_crossing(report, equal_bits):
-    assert [stage.tokens for stage in report.crossing] == [100, 4_000, 16_000]
-    assert [stage.granules_a_binding for stage in report.crossing] == [1, 4, 16]
-    for stage in report.crossing:
-        assert stage.driver_bytes == stage.planned_bytes == 96 * G * stage.granules_a_binding
-        assert (stage.bytes_moved, stage.captures, stage.equal_bits) == (0, 1, equal_bits)
-    assert [stage.growth_keeps for stage in report.crossing] == [0, 1, 2]
-    assert [stage.replays for stage in report.crossing] == [1, 4, 7]
+    """The separation by the number of heads, and what growth costs, by layout."""
+    by_layout = {
+        layout: [stage for stage in report.crossing if stage.layout == layout]
+        for layout in ("seq_major", "head_major", "head_major_bucket")
+    }
+    assert sum(map(len, by_layout.values())) == len(report.crossing) == 9
+    for stages in by_layout.values():
+        assert [stage.tokens for stage in stages] == [100, 4_000, 16_000]
+        for stage in stages:
+            assert stage.driver_bytes == stage.planned_bytes == 96 * G * stage.granules_a_binding
+            assert stage.equal_bits is equal_bits
+    granules = {name: [one.granules_a_binding for one in stages] for name, stages in by_layout.items()}
+    assert granules == {
+        "seq_major": [1, 4, 16],
+        "head_major": [8, 8, 16],
+        "head_major_bucket": [1, 4, 16],
+    }
+    moved = {name: [one.bytes_moved for one in stages] for name, stages in by_layout.items()}
+    assert moved == {
+        "seq_major": [0, 0, 0],
+        "head_major": [0, 0, 0],
+        "head_major_bucket": [0, 128 * 196_608 * 7 // 8, 4096 * 196_608 * 7 // 8],
+    }
+    assert [(one.captures, one.growth_keeps) for one in by_layout["seq_major"]] == [(1, 0), (1, 1), (1, 2)]
+    assert [one.replays for one in by_layout["seq_major"]] == [1, 4, 7]
+    for name in ("head_major", "head_major_bucket"):
+        assert [(one.captures, one.growth_keeps) for one in by_layout[name]] == [(1, 0), (2, 0), (3, 0)]
 
 
 def test_a_decode_in_host_memory_gives_the_published_counters(options):
@@ -146,8 +166,9 @@ class KernelDriver(FakeDriver):
         size = round(p.scale**-2)
         caches = []
         for cache, new in ((p.key_cache, p.key), (p.value_cache, p.value)):
-            last = 2 * ((kv_heads - 1) * p.head_stride + (past + tokens - 1) * p.token_stride + size)
-            self._reach(cache, last)  # only committed bytes
+            for head in range(kv_heads):  # only committed bytes
+                nbytes = 2 * ((past + tokens - 1) * p.token_stride + size)
+                self._reach(cache + 2 * head * p.head_stride, nbytes)
             view = as_strided(
                 array(cache, (1,), np.float16),
                 (kv_heads, past + tokens, size),
@@ -185,10 +206,10 @@ def test_growth_across_granules_through_the_cuda_code():
     machine = CudaMachine(Device(KernelDriver(limit=16 << 30), 0))
     shape = replace(LARGE, layers=2, kv_heads=2, capacity=16_384)
     stages = crossing(machine, shape, (3, 2_100, 9_000))
-    assert [stage.granules_a_binding for stage in stages] == [1, 1, 4]
-    assert [stage.equal_bits for stage in stages] == [True, True, True]
+    assert [stage.granules_a_binding for stage in stages] == [1, 1, 4, 2, 2, 4, 1, 1, 4]
+    assert all(stage.equal_bits for stage in stages)
     assert [stage.driver_bytes for stage in stages] == [stage.planned_bytes for stage in stages]
-    assert (stages[-1].captures, stages[-1].growth_keeps) == (1, 2)
+    assert [(stage.captures, stage.growth_keeps) for stage in stages[2::3]] == [(1, 2), (3, 0), (3, 0)]
 
 
 def lanes_of(path, kept, machine=None, longest=20):

@@ -130,8 +130,8 @@ def lane(shape, label, physical, **changes):
 def report():
     lanes = (lane("a & b", "one", 48 * G), lane("a & b", "two", G, capture=False), lane("c", "three", G))
     stages = (
-        CrossingResult(100, 1, 96 * G, 96 * G, 0, 1, 3, 0, None),
-        CrossingResult(4000, 4, 384 * G, 384 * G, 0, 1, 4, 1, True),
+        CrossingResult("one", "seq_major", 100, 1, 96 * G, 96 * G, 0, 1, 3, 0, None),
+        CrossingResult("one", "seq_major", 4000, 4, 384 * G, 384 * G, 0, 1, 4, 1, True),
     )
     curves = (*floors(SMALL, G), *floors(LARGE, G))
     text = {"backend": "fake", "device": "d", "model": "m", "prompt": "p", "text": "t"}
@@ -190,5 +190,5 @@ def test_the_drawing_is_sound_and_the_same_every_time(report):
 
 
 def test_a_report_without_crossing_is_drawn_too(report):
-    assert "under one graph" not in render(replace(report, crossing=()))
+    assert "across granules" not in render(replace(report, crossing=()))
     assert ElementTree.fromstring(figure(replace(report, crossing=()))) is not None

@@ -68,7 +68,6 @@ class CudaMachine:
         cache = GrowingCache(variant, shape, self._driver, self._stream.handle, PROCESS_GATE)
         return cache, self._driver
 
-    def probe(self, cache: GrowingCache, shape: KvShape) -> Probe | None:
+    def probe(self, shape: KvShape, tokens: int) -> Probe | None:
         """As `Machine.probe`."""
-        addresses = [cache.storage.address_of(binding) for binding in range(2 * shape.layers)]
-        return CudaProbe(shape, addresses, self._stream)
+        return CudaProbe(shape, tokens, self._stream)

@@ -1,15 +1,16 @@
-"""One graph over all layers of a large cache, and the same launches over a fresh allocation beside it."""
+"""One graph over all layers of a large cache, and the same launches over fresh allocations beside it."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from paged_cuda import CapturedGraph, DeviceArray, Stream
-from paged_cuda._driver import Launcher
 
 from paged_bench.residency.kernel import Params, launcher, load_kernel
 from paged_bench.residency.probe import Outputs
-from paged_bench.residency.reader import Access
+from paged_bench.residency.reader import Access, Rows
 from paged_bench.residency.shapes import ELEMENT_SIZE, KvShape
 
 GROUP = 5  # qwen2.5-14b has 40 query heads on 8 key-value heads
@@ -17,16 +18,16 @@ _SHIFT = 7
 
 
 class CudaProbe:
-    """Attends over every layer of a sequence-major cache, with random rows.
+    """Attends over every layer of one sequence's cache.
 
     Args:
         shape: Whose cache it is.
-        addresses: First byte of each binding: keys and values of layer after layer.
+        tokens: Most tokens that are ever in it.
         stream: Where everything is queued.
     """
 
-    def __init__(self, shape: KvShape, addresses: list[int], stream: Stream) -> None:
-        self._shape, self._addresses, self._stream = shape, addresses, stream
+    def __init__(self, shape: KvShape, tokens: int, stream: Stream) -> None:
+        self._shape, self._stream = shape, stream
         device = stream.device
         rng = np.random.default_rng(14)
         heads = shape.kv_heads * GROUP
@@ -42,42 +43,49 @@ class CudaProbe:
             DeviceArray.empty((heads, shape.head_dim), "float32", device) for _ in range(shape.layers)
         ]
         self._function = load_kernel(device, shape.head_dim)
-        self._rows = rng.standard_normal(
-            (shape.capacity + _SHIFT * len(addresses), shape.kv_heads * shape.head_dim), np.float32
-        ).astype(np.float16)
+        # Every binding reads these rows from a place of its own.
+        extents = (tokens + _SHIFT * 2 * shape.layers, shape.kv_heads, shape.head_dim)
+        self._rows = rng.standard_normal(extents, np.float32).astype(np.float16)
         self._graph: CapturedGraph | None = None
 
-    def fill(self, first: int, end: int) -> None:
-        """Write random rows for the tokens [first, end) of every binding."""
-        token = self._rows.shape[1] * ELEMENT_SIZE
-        for binding, address in enumerate(self._addresses):
-            start = binding * _SHIFT
-            rows = self._rows[start + first : start + end]
-            self._copy_in(address + first * token, rows)
+    def fill(self, layers: Sequence[Rows], first: int, end: int) -> None:
+        """As `Probe.fill`."""
+        for binding, (address, rows) in enumerate(_bindings(layers)):
+            values = self._values(binding, first, end)
+            start = address + ELEMENT_SIZE * first * rows.token_stride
+            if rows.head_stride == self._shape.head_dim:
+                self._copy_in(start, values)
+                continue
+            for head in range(self._shape.kv_heads):
+                self._copy_in(start + ELEMENT_SIZE * head * rows.head_stride, values[:, head])
 
-    def run(self, access: Access, past: int) -> Outputs:
-        """Append one token to every binding, attend, and return each layer's output."""
+    def run(self, layers: Sequence[Rows], access: Access, past: int) -> Outputs:
+        """As `Probe.run`."""
         self._copy_in(self._extent.pointer, np.array([past, 1], np.int32))
         if access is Access.CAPTURE:
+            self.close()
             with CapturedGraph(self._stream) as graph:
-                self._launch(self._addresses)
+                self._launch(layers)
             self._graph = graph
         if access is Access.LAUNCH or self._graph is None:
-            self._launch(self._addresses)
+            self._launch(layers)
         else:
             self._graph.replay()
-        return [output.to_numpy(self._stream) for output in self._outputs]
+        return self._read()
 
     def fresh(self, past: int) -> Outputs:
-        """The same over ordinary allocations that hold a copy of the rows."""
-        nbytes = (past + 1) * self._rows.shape[1] * ELEMENT_SIZE
-        device = self._stream.device
-        copies = [DeviceArray.empty((nbytes,), "uint8", device) for _ in self._addresses]
-        with device:
-            for copy, address in zip(copies, self._addresses, strict=True):
-                device.driver.copy_on_device(copy.pointer, address, nbytes, self._stream.handle)
-        self._launch([copy.pointer for copy in copies])
-        return [output.to_numpy(self._stream) for output in self._outputs]
+        """As `Probe.fresh`."""
+        shape, device = self._shape, self._stream.device
+        extents = (past + 1, shape.kv_heads, shape.head_dim)
+        buffers = [DeviceArray.empty(extents, "float16", device) for _ in range(2 * shape.layers)]
+        for binding, buffer in enumerate(buffers):
+            self._copy_in(buffer.pointer, self._values(binding, 0, past))
+        pairs = zip(buffers[::2], buffers[1::2], strict=True)
+        strides = (shape.kv_heads * shape.head_dim, shape.head_dim)
+        self._launch(
+            [Rows(layer, key.pointer, value.pointer, *strides) for layer, (key, value) in enumerate(pairs)]
+        )
+        return self._read()
 
     def close(self) -> None:
         """Destroy the graph."""
@@ -86,29 +94,39 @@ class CudaProbe:
             self._graph.close()
             self._graph = None
 
-    def _launch(self, addresses: list[int]) -> None:
-        with self._stream.device:
-            for layer in range(self._shape.layers):
-                self._launcher(layer, *addresses[2 * layer : 2 * layer + 2])(self._stream.handle)
+    def _values(self, binding: int, first: int, end: int) -> NDArray[np.float16]:
+        start = binding * _SHIFT
+        return self._rows[start + first : start + end]
 
-    def _launcher(self, layer: int, key: int, value: int) -> Launcher:
-        params = Params(
-            query=self._query.pointer,
-            key=self._key.pointer,
-            value=self._value.pointer,
-            key_cache=key,
-            value_cache=value,
-            output=self._outputs[layer].pointer,
-            extent=self._extent.pointer,
-            token_stride=self._shape.kv_heads * self._shape.head_dim,
-            head_stride=self._shape.head_dim,
-            group=GROUP,
-            scale=self._shape.head_dim**-0.5,
-        )
-        return launcher(self._stream.device, self._function, self._shape.kv_heads, params)
+    def _read(self) -> Outputs:
+        return [output.to_numpy(self._stream) for output in self._outputs]
+
+    def _launch(self, layers: Sequence[Rows]) -> None:
+        device = self._stream.device
+        with device:
+            for rows, output in zip(layers, self._outputs, strict=True):
+                params = Params(
+                    query=self._query.pointer,
+                    key=self._key.pointer,
+                    value=self._value.pointer,
+                    key_cache=rows.key_address,
+                    value_cache=rows.value_address,
+                    output=output.pointer,
+                    extent=self._extent.pointer,
+                    token_stride=rows.token_stride,
+                    head_stride=rows.head_stride,
+                    group=GROUP,
+                    scale=self._shape.head_dim**-0.5,
+                )
+                launcher(device, self._function, self._shape.kv_heads, params)(self._stream.handle)
 
     def _copy_in(self, pointer: int, values: NDArray[np.generic]) -> None:
         source = np.ascontiguousarray(values)
         with self._stream.device as device:
             device.driver.copy_to_device(pointer, source.ctypes.data, source.nbytes, self._stream.handle)
             device.driver.synchronize(self._stream.handle)
+
+
+def _bindings(layers: Sequence[Rows]) -> list[tuple[int, Rows]]:
+    """Keys and values of layer after layer."""
+    return [(address, rows) for rows in layers for address in (rows.key_address, rows.value_address)]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from math import log2
 
 from paged_bench.residency.drawing import Canvas
-from paged_bench.residency.results import CrossingResult, FloorResult, LaneResult, Report
+from paged_bench.residency.results import CrossingResult, FloorResult, LaneResult, PlacementResult, Report
 
-WIDTH, LEFT, RIGHT = 880, 230, 40
+WIDTH, LEFT, RIGHT = 960, 310, 110
 _ROW = 22
 _DASHES = {"head_major": "", "seq_major": "8 4", "token_major": "2 4"}
 _KINDS = {"head_major": "two", "seq_major": "one", "token_major": "three"}
@@ -23,6 +23,7 @@ def figure(report: Report) -> str:
         y = _memory(canvas, y, shape, [lane for lane in report.lanes if lane.shape == shape])
     first = report.lanes[0].shape
     y = _steps(canvas, y, first, [lane for lane in report.lanes if lane.shape == first])
+    y = _placements(canvas, y, report.placements)
     for shape in dict.fromkeys(floor.shape for floor in report.floors):
         y = _floors(canvas, y, [floor for floor in report.floors if floor.shape == shape])
     if report.crossing:
@@ -38,7 +39,7 @@ def _memory(canvas: Canvas, y: float, shape: str, lanes: Sequence[LaneResult]) -
     y += 30
     shown = {(lane.label, lane.min_bucket): lane for lane in lanes}
     widest = max(lane.attributed_bytes for lane in lanes)
-    scale = (WIDTH - LEFT - RIGHT - 150) / widest
+    scale = (WIDTH - LEFT - RIGHT - 40) / widest
     for (label, bucket), lane in shown.items():
         canvas.text(LEFT - 10, y + 12, f"{label}, from {bucket}", anchor="end")
         canvas.rect(LEFT, y + 2, max(1.0, lane.attributed_bytes * scale), 13, "open")
@@ -48,16 +49,34 @@ def _memory(canvas: Canvas, y: float, shape: str, lanes: Sequence[LaneResult]) -
     return y + 34
 
 
+def _placements(canvas: Canvas, y: float, rows: Sequence[PlacementResult]) -> float:
+    canvas.text(16, y, "Bindings aligned to granules, and packed", kind="title")
+    canvas.text(16, y + 16, "bar: physical; outline: attributed; sequence-major", kind="note")
+    y += 30
+    scale = (WIDTH - LEFT - RIGHT - 40) / max(row.attributed_bytes for row in rows)
+    for row in rows:
+        words = f"{row.shape}, {row.tokens} tokens, {row.placement.replace('_', ' ')}"
+        canvas.text(LEFT - 10, y + 12, words, anchor="end")
+        canvas.rect(LEFT, y + 2, row.attributed_bytes * scale, 13, "open")
+        canvas.rect(LEFT, y + 4, max(1.0, row.physical_bytes * scale), 9, "fill-one")
+        canvas.text(LEFT + row.attributed_bytes * scale + 8, y + 12, f"{row.physical_bytes:,} B")
+        y += _ROW
+    return y + 34
+
+
 def _steps(canvas: Canvas, y: float, shape: str, lanes: Sequence[LaneResult]) -> float:
     canvas.text(16, y, f"{shape}: every step of the decode", kind="title")
-    note = "stroke: launch; dot: replay; circle: capture; triangle: growth; cross: graph given up"
+    note = (
+        "stroke: launch; dot: replay; circle: capture; triangle: growth; cross: graph given up; "
+        "right: captures/replays/invalidations/keeps"
+    )
     canvas.text(16, y + 16, note, kind="note")
     y += 34
     count = len(lanes[0].steps)
     pitch = (WIDTH - LEFT - RIGHT) / count
     for lane in lanes:
         words = f"{lane.label}, {'graph' if lane.capture else 'no graph'}, from {lane.min_bucket}"
-        canvas.text(LEFT - 10, y + 4, words, anchor="end", kind="small")
+        canvas.text(LEFT - 10, y + 4, words, anchor="end")
         for index, step in enumerate(lane.steps):
             x = LEFT + (index + 0.5) * pitch
             if step.access == "capture":
@@ -70,15 +89,16 @@ def _steps(canvas: Canvas, y: float, shape: str, lanes: Sequence[LaneResult]) ->
                 canvas.triangle(x, y - 8, 3, "solid")
             if step.invalidated:
                 canvas.cross(x, y + 8, 3, "mark")
+        canvas.text(WIDTH - RIGHT + 12, y + 4, "/".join(map(str, lane.counters)))
         y += _ROW + 8
     return y + 30
 
 
 def _floors(canvas: Canvas, y: float, floors: Sequence[FloorResult]) -> float:
     canvas.text(16, y, f"{floors[0].shape}: granules by live tokens, fixed stride", kind="title")
-    y += 18
+    y += 28
     height, tokens = 190.0, floors[0].tokens
-    span = WIDTH - LEFT - RIGHT - 110
+    span = WIDTH - LEFT - RIGHT
     top = max(log2(max(floor.granules)) for floor in floors) or 1.0
     for power in range(0, int(top) + 1, 2):
         at = y + height * (1 - power / top)
@@ -94,24 +114,29 @@ def _floors(canvas: Canvas, y: float, floors: Sequence[FloorResult]) -> float:
             for index, granules in enumerate(floor.granules)
         ]
         canvas.path(points, f"line {_KINDS[floor.layout]}", _DASHES[floor.layout])
-        # At the left end the lines lie apart; at the right they meet.
-        canvas.text(points[0][0] + 6, points[0][1] - 6, _WORDS[floor.layout])
+    # At the left end the lines lie apart, unless they are one; at the right they meet.
+    for start in sorted({floor.granules[0] for floor in floors}):
+        words = ", ".join(_WORDS[floor.layout] for floor in floors if floor.granules[0] == start)
+        canvas.text(LEFT + 6, y + height * (1 - log2(start) / top) - 6, words)
     return y + height + 56
 
 
 def _crossing(canvas: Canvas, y: float, shape: str, stages: Sequence[CrossingResult]) -> float:
-    last = stages[-1]
-    title = f"{shape}: one graph from {stages[0].tokens:,} to {last.tokens:,} tokens"
-    canvas.text(16, y, title, kind="title")
-    moved = sum(stage.bytes_moved for stage in stages)
-    facts = f"{last.captures} capture, {last.growth_keeps} growths that kept it, {moved} bytes moved"
-    canvas.text(16, y + 16, facts, kind="note")
-    y += 32
-    scale = (WIDTH - LEFT - RIGHT - 190) / last.driver_bytes
-    for stage in stages:
-        canvas.text(LEFT - 10, y + 12, f"{stage.tokens:,} tokens", anchor="end")
-        canvas.rect(LEFT, y + 3, stage.driver_bytes * scale, 12, "fill-one")
-        words = f"{stage.driver_bytes >> 20:,} MiB, {stage.granules_a_binding} a binding"
-        canvas.text(LEFT + stage.driver_bytes * scale + 8, y + 13, words)
-        y += _ROW
-    return y + 24
+    canvas.text(16, y, f"{shape}: growth across granules, in place", kind="title")
+    canvas.text(16, y + 16, "bar: memory by the driver's count", kind="note")
+    y += 36
+    scale = (WIDTH - LEFT - RIGHT - 110) / max(stage.driver_bytes for stage in stages)
+    for label in dict.fromkeys(stage.label for stage in stages):
+        rows = [stage for stage in stages if stage.label == label]
+        last, copied = rows[-1], sum(stage.bytes_moved for stage in rows)
+        facts = f"{label}: {last.captures} captured, {last.growth_keeps} growths kept it, {copied:,} B copied"
+        canvas.text(16, y, facts)
+        y += 8
+        for stage in rows:
+            canvas.text(LEFT - 10, y + 13, f"{stage.tokens:,} tokens", anchor="end")
+            canvas.rect(LEFT, y + 3, stage.driver_bytes * scale, 12, "fill-one")
+            words = f"{stage.driver_bytes >> 20:,} MiB, {stage.granules_a_binding} a binding"
+            canvas.text(LEFT + stage.driver_bytes * scale + 8, y + 13, words)
+            y += _ROW
+        y += 18
+    return y + 10

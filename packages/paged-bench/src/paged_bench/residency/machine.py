@@ -41,8 +41,8 @@ class Machine(Protocol):
         """A cache alone, and the driver to ask what it takes."""
         ...
 
-    def probe(self, cache: GrowingCache, shape: KvShape) -> Probe | None:
-        """A kernel over a whole cache, or None where no kernel runs."""
+    def probe(self, shape: KvShape, tokens: int) -> Probe | None:
+        """A kernel over whole caches of up to `tokens` tokens, or None where no kernel runs."""
         ...
 
 
@@ -70,6 +70,6 @@ class FakeMachine:
         driver = FakeVmmDriver()
         return GrowingCache(variant, shape, driver, self._STREAM, self._gate), driver
 
-    def probe(self, cache: GrowingCache, shape: KvShape) -> Probe | None:
+    def probe(self, shape: KvShape, tokens: int) -> Probe | None:
         """As `Machine.probe`: no kernel runs here."""
         return None

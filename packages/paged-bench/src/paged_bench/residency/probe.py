@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_bench.residency.reader import Access
+from paged_bench.residency.reader import Access, Rows
 
 Outputs = list[NDArray[np.float32]]
 
@@ -15,16 +16,16 @@ Outputs = list[NDArray[np.float32]]
 class Probe(Protocol):
     """Attends over every layer of a cache, with rows of its own making."""
 
-    def fill(self, first: int, end: int) -> None:
-        """Write rows for the tokens [first, end) of every binding."""
+    def fill(self, layers: Sequence[Rows], first: int, end: int) -> None:
+        """Write the rows of the tokens [first, end) into every binding."""
         ...
 
-    def run(self, access: Access, past: int) -> Outputs:
+    def run(self, layers: Sequence[Rows], access: Access, past: int) -> Outputs:
         """Append one token to every binding, attend, and return each layer's output."""
         ...
 
     def fresh(self, past: int) -> Outputs:
-        """The same, launched over ordinary allocations that hold a copy of the rows."""
+        """The same, launched over ordinary, sequence-major allocations that were filled from the host."""
         ...
 
     def close(self) -> None:

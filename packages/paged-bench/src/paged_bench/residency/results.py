@@ -119,9 +119,11 @@ class PlacementResult:
 
 @dataclass(frozen=True)
 class CrossingResult:
-    """One length of a cache that grows across granules under one graph.
+    """One length of a cache that grows across granules.
 
     Attributes:
+        label: How the cache is held.
+        layout: The layout's name.
         tokens: Tokens in the cache.
         granules_a_binding: Granules behind each binding.
         planned_bytes: What the planner says is mapped.
@@ -130,10 +132,12 @@ class CrossingResult:
         captures: Graphs captured so far.
         replays: Replays so far.
         growth_keeps: Growths so far that kept the graph.
-        equal_bits: Whether the replay's output equals that of a launch over a fresh allocation, bit for bit;
-            None where no kernel runs.
+        equal_bits: Whether the replay's output equals that of a launch over a fresh allocation with the same
+            rows, bit for bit; None where no kernel runs.
     """
 
+    label: str
+    layout: str
     tokens: int
     granules_a_binding: int
     planned_bytes: int

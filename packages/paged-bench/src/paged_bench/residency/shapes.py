@@ -64,25 +64,29 @@ class Variant:
             allocates, copies and frees.
         capture: Decode steps run as a captured graph.
         min_bucket: The smallest capacity, in tokens.
+        fixed_stride: Head-major with the stride of the whole reservation instead of the capacity's, so that
+            no stripe ever moves, and every head takes granules of its own.
     """
 
     head_major: bool
     in_place: bool
     capture: bool
     min_bucket: int
+    fixed_stride: bool = False
 
     @property
     def layout(self) -> KvLayout:
-        """The layout as the planner knows it: only sequence-major in place keeps a fixed stride."""
+        """The layout as the planner knows it; sequence-major in place has a fixed stride anyhow."""
         if self.head_major:
-            return KvLayout.HEAD_MAJOR_BUCKET
+            return KvLayout.HEAD_MAJOR if self.fixed_stride else KvLayout.HEAD_MAJOR_BUCKET
         return KvLayout.SEQ_MAJOR if self.in_place else KvLayout.SEQ_MAJOR_BUCKET
 
     @property
     def label(self) -> str:
         """The variant in words, without the bucket."""
         order = "head-major" if self.head_major else "sequence-major"
-        return f"{order}, {'in place' if self.in_place else 'reallocated'}"
+        stride = ", fixed stride" if self.fixed_stride else ""
+        return f"{order}, {'in place' if self.in_place else 'reallocated'}{stride}"
 
 
 def variants(min_bucket: int, longest: int) -> tuple[Variant, ...]:

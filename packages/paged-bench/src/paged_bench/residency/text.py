@@ -39,7 +39,7 @@ def render(report: Report) -> str:
     parts += ["\nplaces of the bindings", _placements(report), "\ngranules by live tokens", _floors(report)]
     if report.crossing:
         parts += [
-            f"\n{report.crossing_shape}: growth across granules under one graph",
+            f"\n{report.crossing_shape}: growth across granules",
             _crossing(report.crossing),
         ]
     return "\n".join(parts) + "\n"
@@ -120,19 +120,14 @@ def _floors(report: Report) -> str:
 def _crossing(stages: Sequence[CrossingResult]) -> str:
     words = {True: "yes", False: "NO", None: "no kernel"}
     head = (
-        "tokens",
-        "granules a binding",
-        "planned B",
-        "driver B",
-        "moved B",
-        "captures",
-        "keeps",
-        "same bits",
+        *("cache", "tokens", "granules a binding", "planned B", "driver B"),
+        *("copied B", "captures", "keeps", "same bits"),
     )
     return table(
         head,
         (
             (
+                stage.label,
                 stage.tokens,
                 stage.granules_a_binding,
                 stage.planned_bytes,
