@@ -321,7 +321,7 @@ LONG = decode(64, 4096, 16)
         ("vllm-triton", replace(LONG, query_lens=(2,) * 64), "one token"),
         ("sdpa", ragged(16), "differ in length"),
         ("sdpa", replace(LONG, query_lens=(2,) * 64), "mask"),
-        ("flex", ragged(16), "differ in length"),
+        ("flex", LONG, "prefill only"),
         ("ort", prefill(128), "seconds a call"),
     ],
 )

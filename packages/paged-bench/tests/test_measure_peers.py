@@ -15,11 +15,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 from paged_bench.measure.bench import Bench
-from paged_bench.measure.case import CaseRun, Method
+from paged_bench.measure.case import CaseRun
 from paged_bench.measure.counters import CudaCounters
 from paged_bench.measure.inputs import Pool
 from paged_bench.measure.nvml import Nvml
 from paged_bench.measure.peers import all_peers
+from paged_bench.measure.subject import Method
 from paged_bench.measure.suite import CaseSpec
 from paged_bench.measure.testing import SimulatedCounters, SimulatedGpu
 from paged_cuda import CubinCache, Device, DriverError
@@ -404,7 +405,6 @@ def row_of(gpu, cubins, name, spec):
         ("vllm-triton", replace(RAGGED, query_lens=(1, 1, 1)), "Triton (vLLM)"),
         ("sdpa", ROTATED, "torch SDPA (flash)"),
         ("sdpa", PREFILL, "torch SDPA (flash)"),
-        ("flex", ROTATED, "flex_attention"),
         ("flex", PREFILL, "flex_attention"),
         ("ort", ROTATED, "ONNX Runtime"),
         ("ort", RAGGED, "ONNX Runtime"),
@@ -446,7 +446,7 @@ def test_sizes_that_did_not_compile_are_not_tried_again(gpu, cubins, installed, 
     (peer,) = (peer for peer in all_peers() if peer.name == "flex")
     bench = Bench(Device(gpu, 0), SimulatedCounters(gpu))
     run = CaseRun(bench, Pool(bench), Method(kernel="baseline", peers=(peer,), cache=cubins))
-    for spec in (NARROW, replace(NARROW, heads=5)):
+    for spec in (PREFILL, replace(PREFILL, heads=5)):
         (row,) = run.measure(spec).case.peers
         assert "out of shared memory" in row.failed
     assert len(tried) == 1

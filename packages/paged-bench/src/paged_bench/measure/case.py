@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from paged_cuda import CubinCache, PagedAttention
+from paged_cuda import PagedAttention
 
 from paged_bench.measure.accounting import CallCounter
 from paged_bench.measure.bench import Bench, Launch
@@ -18,63 +17,13 @@ from paged_bench.measure.check import Checker, WrongOutput
 from paged_bench.measure.inputs import Footprint, InputMaker, InputSet, Pool, host_plans
 from paged_bench.measure.peers import Peer, Unsuitable
 from paged_bench.measure.peers.torch_tools import release
-from paged_bench.measure.step import StepParts, operator_of, run_step, variants_of
+from paged_bench.measure.step import StepParts, run_step
+from paged_bench.measure.subject import Measured, Method, Subject
 from paged_bench.measure.suite import CaseSpec
 from paged_bench.measure.timing import Timer
-from paged_bench.record import Case, Memory, PeerRow, Samples
+from paged_bench.record import Correctness, PeerRow, Samples
 
 _FEWEST_CALLS = 8
-
-
-class DoesNotFit(Exception):  # noqa: N818
-    """A case that the GPU's free memory does not hold.
-
-    Attributes:
-        needed: Bytes that it takes.
-        free: Bytes that there are.
-    """
-
-    def __init__(self, needed: int, free: int) -> None:
-        super().__init__(needed, free)
-        self.needed = needed
-        self.free = free
-
-    def __str__(self) -> str:
-        return f"needs {_sized(self.needed)} of device memory, {_sized(self.free)} are free"
-
-
-@dataclass(frozen=True)
-class Method:
-    """How cases are measured.
-
-    Attributes:
-        kernel: The path that the operator must take, or `auto`.
-        peers: Other implementations.
-        delay: Share of a step's time that a spinning kernel adds, to try what a comparison sees.
-        launch_us: What one kernel more costs in a graph.
-        cycles_per_us: Clock cycles of that kernel a microsecond.
-        cache: Where the operator keeps its cubins.
-    """
-
-    kernel: str = "auto"
-    peers: Sequence[Peer] = ()
-    delay: float = 0.0
-    launch_us: float = 0.0
-    cycles_per_us: float = 0.0
-    cache: CubinCache | None = None
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What a round of a case gave.
-
-    Attributes:
-        case: For the record.
-        digest: Of the output that was checked.
-    """
-
-    case: Case
-    digest: tuple[int, int]
 
 
 class CaseRun:
@@ -104,52 +53,35 @@ class CaseRun:
             ArgumentMismatch: The kernel asked for refuses the case.
             DriverError: The driver fails.
         """
-        bench, footprint = self._bench, Footprint.of(spec)
-        operator = operator_of(spec, bench.device, kernel=self._method.kernel, cache=self._method.cache)
-        needed = footprint.nbytes + operator.workspace_bytes + bench.margin
-        free = bench.free() + self._pool.nbytes
-        if needed > free:
-            raise DoesNotFit(needed, free)
-        used_before = bench.used() - self._pool.nbytes
+        bench = self._bench
         self._show("prepare")
-        operator.prepare()
-        sets = self._sets(spec, footprint)
-        checker, first = Checker(bench, spec), sets[0]
+        subject = Subject.prepared(bench, self._pool, spec, self._method)
+        sets = self._sets(spec, subject.footprint)
+        checker = Checker(bench, spec)
         self._show("check")
-        allocations = self._run_counted(operator, first)
-        digest = bench.digest(first.output)
-        if before is None:
-            correctness = checker.rows(first)
-            checker.appended(first)
-        elif digest != before.digest:
-            raise WrongOutput("the output is not that of the round before")
-        else:
-            correctness = before.case.correctness  # type: ignore[assignment]
+        allocations = self._run_counted(subject.operator, sets[0])
+        digest = bench.digest(sets[0].output)
+        correctness = self._checked(checker, sets[0], digest, before)
         self._show("time")
-        series = self._time(operator, sets, digest)
-        memory = Memory(
-            workspace_bytes=operator.workspace_bytes,
-            cache_bytes=footprint.cache,
-            input_bytes=footprint.inputs,
-            output_bytes=footprint.outputs,
-            device_used_before=max(0, used_before),
-            device_used_after=bench.used(),
-            run_allocations=allocations,
-        )
-        case = Case(
-            id=spec.id,
-            title=spec.label,
-            group=spec.group,
-            shape=spec.shape,
-            parameters={"sets": footprint.sets, "path": operator.explain().path, **spec.parameters},
-            work=spec.work,
-            correctness=correctness,
-            series=series,
-            variants=variants_of(operator),
-            memory=memory,
-            peers=tuple(self._peer(peer, spec, sets, checker) for peer in self._method.peers),
-        )
-        return Measured(case, digest)
+        series = self._time(subject.operator, sets, digest)
+        peers = tuple(self._peer(peer, spec, sets, checker) for peer in self._method.peers)
+        return Measured(subject.case(bench, correctness, series, allocations, peers), digest)
+
+    def _checked(
+        self, checker: Checker, inputs: InputSet, digest: tuple[int, int], before: Measured | None
+    ) -> Correctness | None:
+        """Compare with the oracle, or in a later round with what was compared with it.
+
+        Raises:
+            WrongOutput: They differ.
+        """
+        if before is None:
+            correctness = checker.rows(inputs)
+            checker.appended(inputs)
+            return correctness
+        if digest != before.digest:
+            raise WrongOutput("the output is not that of the round before")
+        return before.case.correctness
 
     def _sets(self, spec: CaseSpec, footprint: Footprint) -> list[InputSet]:
         cache = self._pool.view(spec, footprint.cache)
@@ -247,7 +179,3 @@ def _pair(first: Launch, second: Launch) -> Launch:
 
 def _line(error: BaseException) -> str:
     return " ".join(str(error).split())[:240] or type(error).__name__
-
-
-def _sized(nbytes: int) -> str:
-    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**29 else f"{nbytes / 2**20:.1f} MiB"

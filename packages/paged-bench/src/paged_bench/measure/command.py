@@ -21,7 +21,7 @@ from rich.markup import escape
 from paged_bench.console import PlainConsole
 from paged_bench.errors import BenchError, MeasurementError, OptionError
 from paged_bench.measure.bench import Bench
-from paged_bench.measure.case import CaseRun, DoesNotFit, Measured, Method
+from paged_bench.measure.case import CaseRun
 from paged_bench.measure.ceilings import cycles_per_us, measure_ceilings
 from paged_bench.measure.check import WrongOutput
 from paged_bench.measure.guard import Guard
@@ -36,6 +36,7 @@ from paged_bench.measure.recording import Recorder, failed_case
 from paged_bench.measure.selfcheck import check_clock
 from paged_bench.measure.stack import StackRun
 from paged_bench.measure.step import operator_of
+from paged_bench.measure.subject import DoesNotFit, Measured, Method
 from paged_bench.measure.suite import CaseSpec
 from paged_bench.measure.tables import cases_of
 from paged_bench.record import Peer as PeerBlock

@@ -80,9 +80,10 @@ class Guard:
         now = self._look().processes
         if now is None or self._known is None:
             return
-        if now - self._known:
-            self._known |= now
-            self._refuse(f"{len(now - self._others) - 1 or 1} other process(es) began to compute on it")
+        came = now - self._known
+        if came:
+            self._known |= came
+            self._refuse(f"{len(came)} other process(es) began to compute on it")
 
     def _refuse(self, problem: str, advice: str = _ADVICE) -> None:
         if not self._force:

@@ -12,13 +12,13 @@ from paged_cuda import DeviceArray
 
 from paged_bench.measure.accounting import CallCounter
 from paged_bench.measure.bench import Bench, Launch
-from paged_bench.measure.case import DoesNotFit, Measured, Method
 from paged_bench.measure.check import Checker, Row, WrongOutput, sampled_rows
 from paged_bench.measure.inputs import Footprint, InputMaker, InputSet, Pool, layer_plan
-from paged_bench.measure.step import operator_of, run_step, variants_of
+from paged_bench.measure.step import run_step
+from paged_bench.measure.subject import Measured, Method, Subject
 from paged_bench.measure.suite import CaseSpec
 from paged_bench.measure.timing import Timer
-from paged_bench.record import Case, Correctness, Memory
+from paged_bench.record import Correctness
 
 _CHECKERS = 4  # rows under comparison at once; the oracle has threads of its own
 
@@ -49,16 +49,10 @@ class StackRun:
             DoesNotFit: The memory is too small.
             DriverError: The driver fails.
         """
-        bench, footprint = self._bench, Footprint.of(spec)
-        operator = operator_of(spec, bench.device, kernel=self._method.kernel, cache=self._method.cache)
-        needed = footprint.nbytes + operator.workspace_bytes + bench.margin
-        free = bench.free() + self._pool.nbytes
-        if needed > free:
-            raise DoesNotFit(needed, free)
-        used_before = bench.used() - self._pool.nbytes
+        bench = self._bench
         self._show("prepare")
-        operator.prepare()
-        layers = self._layers(spec, footprint)
+        subject = Subject.prepared(bench, self._pool, spec, self._method)
+        operator, layers = subject.operator, self._layers(spec, subject.footprint)
 
         def step(stream: int) -> None:
             for index, layer in enumerate(layers):
@@ -71,12 +65,13 @@ class StackRun:
             step(bench.stream.handle)
         bench.stream.synchronize()
         digests = [bench.digest(layer.output) for layer in layers]
+        correctness: Correctness | None
         if before is None:
             correctness = self._check(spec, layers, digests)
         elif digests[0] != before.digest:
             raise WrongOutput("the output is not that of the round before")
         else:
-            correctness = before.case.correctness  # type: ignore[assignment]
+            correctness = before.case.correctness
         self._show("time")
         launches: Sequence[Launch] = [step]
         timer = Timer(bench)
@@ -86,26 +81,7 @@ class StackRun:
         if [bench.digest(layer.output) for layer in layers] != digests:
             raise WrongOutput("the outputs that were checked have other bits as the graph leaves them")
         series.append(timer.eager("step", launches))
-        case = Case(
-            id=spec.id,
-            title=spec.label,
-            group=spec.group,
-            shape=spec.shape,
-            parameters={"layers": spec.layers, "path": operator.explain().path},
-            work=spec.work,
-            correctness=correctness,
-            series=tuple(series),
-            variants=variants_of(operator),
-            memory=Memory(
-                workspace_bytes=operator.workspace_bytes,
-                cache_bytes=footprint.cache,
-                input_bytes=footprint.inputs,
-                output_bytes=footprint.outputs,
-                device_used_before=max(0, used_before),
-                device_used_after=bench.used(),
-                run_allocations=counter.allocations,
-            ),
-        )
+        case = subject.case(bench, correctness, tuple(series), counter.allocations)
         return Measured(case, digests[0])
 
     def _layers(self, spec: CaseSpec, footprint: Footprint) -> list[InputSet]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from paged_bench.measure.bench import Bench
 from paged_bench.measure.inputs import InputSet
-from paged_bench.measure.peers.base import PeerCalls, Unsuitable, module
+from paged_bench.measure.peers.base import PeerCalls, Unsuitable, module, refuse
 from paged_bench.measure.peers.sdpa import refuse_dense
 from paged_bench.measure.peers.torch_tools import TorchStream, folded_query, gathered, unfolded
 from paged_bench.measure.step import SCALE
@@ -30,6 +30,7 @@ class FlexAttention:
 
     def prepare(self, bench: Bench, spec: CaseSpec, sets: Sequence[InputSet]) -> PeerCalls:
         """Gather pages and compile."""
+        refuse((spec.group != "prefill", "asked for prefill only, as each shape takes its compiler seconds"))
         refuse_dense(spec)
         size = (spec.head_size, spec.v_head_size)
         if size in self._failed:
@@ -37,20 +38,16 @@ class FlexAttention:
         stream = TorchStream(bench)
         torch, flex = stream.torch, module("torch.nn.attention.flex_attention")
         compiled = torch.compile(flex.flex_attention, dynamic=False)
-        mask = None
-        if spec.group == "prefill":
-            mask = flex.create_block_mask(
-                lambda b, h, q, k: q >= k, None, None, spec.tokens, spec.tokens, device="cuda"
-            )
+        mask = flex.create_block_mask(
+            lambda b, h, q, k: q >= k, None, None, spec.tokens, spec.tokens, device="cuda"
+        )
         operands = []
         for inputs in sets:
             rows = gathered(stream, spec, inputs)[:, None]
             operands.append((folded_query(stream, spec, inputs), rows, rows[..., : spec.v_head_size]))
 
         def call(index: int) -> Any:
-            return compiled(
-                *operands[index], block_mask=mask, scale=SCALE, enable_gqa=spec.group == "prefill"
-            )
+            return compiled(*operands[index], block_mask=mask, scale=SCALE, enable_gqa=True)
 
         try:
             with torch.cuda.stream(stream.stream):
