@@ -68,13 +68,12 @@ def test_a_commit_is_create_map_access_zero_record_in_that_order() -> None:
     assert (outcome.billed_bytes, outcome.created, outcome.runs, outcome.granted) == (6 * G, 6, 2, True)
     create, mapped = ["create_handle"] * 6, ["map_handle"] * 6
     assert names(stand) == [*create, *mapped, "set_access", "set_access", "fill", "fill", "record_event"]
-    calls = dict(stand.driver.log[-5:-4] + stand.driver.log[-2:])
-    assert calls["set_access"] == (arena.address + 8 * G, 3 * G) or calls["set_access"] == (
-        arena.address,
-        3 * G,
-    )
-    assert calls["fill"] == (arena.address + 8 * G, 0, 3 * G, 7)
-    assert calls["record_event"] == (arena._ready, 7)
+    starts = (arena.address, arena.address + 8 * G)
+    assert stand.driver.log[-5:] == [
+        *(("set_access", (start, 3 * G)) for start in starts),
+        *(("fill", (start, 0, 3 * G, 7)) for start in starts),
+        ("record_event", (arena._ready, 7)),
+    ]
     stand.verify()
     assert arena.mapped_bytes == arena.attributed_bytes == 6 * G
 
@@ -141,10 +140,10 @@ def test_a_pool_makes_room_for_another_holder() -> None:
     assert stand.pool.prefill(11) == AdmissionRefused(G, 0, 10 * G, stand.holder.tier, "cache")
     other = stand.governor.register("other")
     with stand.governor.grant(other, 3 * G - 1) as grant:
-        assert grant.sources.reserved == 3 * G - 1
+        assert (grant.sources.unassigned, grant.sources.reserved) == (3 * G - 1, 3 * G - 1)
     assert stand.pool.count == 7
-    stand.verify_handles = None
     assert stand.governor.account(stand.holder).owned == 7 * G == stand.driver.num_handles * G
+    stand.verify()
 
 
 def test_a_refusal_changes_nothing() -> None:
@@ -276,7 +275,6 @@ def test_nothing_is_mapped_by_the_thread_that_captures() -> None:
         ):
             with pytest.raises(CaptureInProgress):
                 call()
-        assert commit.__name__
         stand.driver.end_capture(1)
     stand.verify()
     assert arena.commit(plan).billed_bytes > 0
@@ -421,7 +419,6 @@ def test_check_sees_what_is_wrong() -> None:
         ("V2", lambda arena: arena.table.refs.__setitem__(0, 5)),
         ("V2", lambda arena: arena.table.handles.pop(0)),
         ("V3", lambda arena: arena.pool.governor.unmapped(arena.pool.holder, G)),
-        ("V4", lambda arena: arena.table.handles.update({30: 1}) or arena.table.refs.__setitem__(0, 0)),
     )
     for name, spoil in spoils:
         stand = VmmStand(G)
@@ -431,7 +428,7 @@ def test_check_sees_what_is_wrong() -> None:
         spoil(arena)
         with pytest.raises(InvariantViolation) as caught:
             arena.check()
-        assert caught.value.numbers["invariant"] == name or name == "V4"
+        assert caught.value.numbers["invariant"] == name
 
 
 def test_a_poisoned_granule_is_never_used_again() -> None:

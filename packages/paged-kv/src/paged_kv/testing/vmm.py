@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from paged_kv.vmm import (
     CaptureGate,
     FakeVmmDriver,
@@ -20,6 +22,10 @@ class VmmStand:
         limit: bytes that the governor may give.
         retain: see `HandlePool`.
         backed: see `FakeVmmDriver`.
+
+    Attributes:
+        arenas: what `verify` compares.
+        leased: bytes that something beside the holder has leased.
     """
 
     def __init__(
@@ -31,6 +37,7 @@ class VmmStand:
         self.holder = self.governor.register("cache")
         self.pool = HandlePool(self.driver, self.governor, self.holder, retain=retain, gate=self.gate)
         self.arenas: list[VirtualArena] = []
+        self.leased: Callable[[], int] = lambda: 0
 
     def watch(self, arena: VirtualArena) -> VirtualArena:
         """Compare this arena too; returns it."""
@@ -65,7 +72,8 @@ class VmmStand:
         assert account.owned == driver.num_handles * granule, "V5"
         assert account.quarantined == self.pool.num_quarantined * granule, "V5"
         assert account.pooled == self.pool.count * granule, "V5"
-        assert tier.used == account.allowance >= account.owned, "V3"
+        assert tier.used == account.allowance + self.leased(), "V3"
+        assert account.allowance >= account.owned, "V3"
         assert tier.used + tier.growth_reserved <= tier.limit, "V3"
         assert tier.growth_reserved == 0 or self.governor.open_grant is not None, "V3"
         assert driver.impossible == [], "V6"
@@ -78,4 +86,4 @@ class VmmStand:
         """
         self.verify()
         assert (self.driver.num_handles, self.driver.num_events, self.driver.reserved_bytes) == (0, 0, 0)
-        assert self.governor.tier(Tier.DEVICE).used == self.governor.account(self.holder).allowance
+        assert self.governor.account(self.holder).owned == self.leased() == 0

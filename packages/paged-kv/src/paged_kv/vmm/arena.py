@@ -16,7 +16,7 @@ nobody had mapped. Invariants V1 to V6 hold between any two calls:
 from __future__ import annotations
 
 import threading
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -127,7 +127,8 @@ class VirtualArena:
                     "reserve", driver.reserve_addresses, placement.total_bytes, placement.granularity
                 )
             except BaseException:
-                calls("undo", driver.destroy_event, self._ready)
+                with suppress(DriverCallFailed):
+                    calls("undo", driver.destroy_event, self._ready)
                 raise
 
     @property
@@ -337,6 +338,7 @@ class VirtualArena:
             grant.settle(len(work.poisoned) * size, owned, work.stranded * size)
         elif grant is not None:
             grant.rollback()
+        self.pool.poison(list(work.poisoned.values()))
         for granule, handle in work.poisoned.items():
             self.table.apply_poison(granule, handle)
         if work.poisoned or work.stranded:
@@ -364,6 +366,7 @@ class VirtualArena:
             left = plan.unmapped[done:]
             granules = self.placement.cell_granule[plan.cells]
             table.apply_unclaim(plan.cells[~np.isin(granules, left)] if len(left) else plan.cells)
+            pool.poison([table.handles[granule] for granule in poisoned])
             for granule in poisoned:
                 table.apply_poison(granule, table.handles[granule])
             pool.governor.unmapped(pool.holder, len(handles) * size)

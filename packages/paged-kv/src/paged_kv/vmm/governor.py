@@ -296,9 +296,7 @@ class MemoryGovernor:
             missing = nbytes - sources.pooled
             sources.own = min(missing, account.unused)
             missing -= sources.own
-            sources.unassigned = min(missing, account.ledger.available)
-            account.ledger.growth_reserved += sources.unassigned
-            missing -= sources.unassigned
+            missing -= self._apply_hold(account.ledger, missing, sources)
             victims = sorted(self._accounts.values(), key=lambda other: other.priority)
         for victim in victims:
             if not missing:
@@ -307,12 +305,22 @@ class MemoryGovernor:
                 continue
             offered = victim.reclaim(missing)
             with self._lock:
+                # What it released is nobody's now; what it only leased is taken over as it is.
+                missing -= self._apply_hold(account.ledger, missing, sources)
                 given = max(0, min(offered, missing, victim.unused))
                 victim.apply_lease(-given)
                 victim.ledger.growth_reserved += given
                 sources.victims.append((victim, given))
             missing -= given
         return missing
+
+    @staticmethod
+    def _apply_hold(ledger: TierLedger, nbytes: int, sources: Sources) -> int:
+        """Hold what nobody leased, up to `nbytes`; how much that was."""
+        held = min(nbytes, ledger.available)
+        ledger.growth_reserved += held
+        sources.unassigned += held
+        return held
 
     def _apply_abandon(self, account: Account, sources: Sources, ticket: Ticket) -> None:
         with self._lock:

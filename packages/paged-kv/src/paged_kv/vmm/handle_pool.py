@@ -61,6 +61,7 @@ class HandlePool:
         self.retain = as_size("retain", retain, 0, INT32_MAX)
         self._free: list[int] = []
         self._out: set[int] = set()
+        self._poisoned: set[int] = set()
         self._quarantined: list[int] = []
         self._lock = threading.Lock()
         governor.set_reclaim(holder, self.reclaim)
@@ -72,8 +73,8 @@ class HandlePool:
 
     @property
     def num_out(self) -> int:
-        """Handles that the arena has."""
-        return len(self._out)
+        """Handles that the arena has mapped, those of poisoned granules included."""
+        return len(self._out) + len(self._poisoned)
 
     @property
     def num_quarantined(self) -> int:
@@ -171,6 +172,17 @@ class HandlePool:
         with self._lock:
             self._out.difference_update(handles)
             self._free += handles
+
+    def poison(self, handles: list[int]) -> None:
+        """Note handles whose granules could not be unmapped: nobody gives them back any more.
+
+        Raises:
+            ForeignHandle: a handle was not taken from this pool.
+        """
+        self._require_out(handles)
+        with self._lock:
+            self._out.difference_update(handles)
+            self._poisoned.update(handles)
 
     def trim(self, keep: int = 0) -> int:
         """Release waiting handles until `keep` are left.

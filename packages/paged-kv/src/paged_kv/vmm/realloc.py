@@ -22,7 +22,7 @@ class ReallocStorage:
         pool: brings the driver, the governor and the gate; its handles are not used.
 
     Attributes:
-        leaked_bytes: bytes of old buffers that could not be freed; they stay leased.
+        leaked_bytes: bytes of buffers that could not be freed; what was leased for them stays leased.
 
     Raises:
         InvalidGeometry: bindings of several layouts.
@@ -36,11 +36,17 @@ class ReallocStorage:
         self._buffers: list[int] = []
         self._capacity = 0
         self._lease: MemoryLease | None = None
+        self._stuck: list[MemoryLease] = []
 
     @property
     def physical_bytes(self) -> int:
         """Bytes of the buffers."""
         return self._bytes(self._capacity)
+
+    @property
+    def leased_bytes(self) -> int:
+        """Bytes leased of the governor."""
+        return sum(lease.nbytes for lease in (self._lease, *self._stuck) if lease is not None)
 
     def address_of(self, binding: int) -> int:
         """The device address of a binding until the next growth.
@@ -129,7 +135,9 @@ class ReallocStorage:
 
     def _drop(self, lease: MemoryLease, lost: int) -> None:
         """Give a lease back, unless something that it pays for is still there."""
-        if not lost:
+        if lost:
+            self._stuck.append(lease)
+        else:
             lease.release()
 
 
