@@ -1,11 +1,13 @@
 """Sphinx configuration: Markdown pages, the API from the docstrings, and no network."""
 
 import importlib.metadata
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
 
 project = "paged attention"
 author = "the paged-attention contributors"
@@ -55,6 +57,21 @@ def insert_printed(app: Sphinx, name: str, source: list[str]) -> None:
         source[0] = source[0].replace(f"<!-- {name} -->", printed)
 
 
+def draw_records(app: Sphinx, error: Exception | None) -> None:
+    """Draw the records beside the built pages; a picture that a page shows and nobody drew is an error."""
+    if error is not None or app.builder.name != "html":
+        return
+    out, folder = Path(app.outdir) / "report", Path(__file__).parent / "measurements"
+    records = sorted(path for path in folder.glob("*.json") if path.name != "kernel-resources.json")
+    command = [sys.executable, "-m", "paged_bench", "report", *map(str, records), "--out", str(out)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    shown = set(re.findall(r"\.\./report/([\w.-]+)", (folder / "pictures.md").read_text(encoding="utf-8")))
+    missing = shown - {path.name for path in out.iterdir()}
+    if missing:
+        raise ExtensionError(f"pictures.md shows {', '.join(sorted(missing))}, which no record has data for")
+
+
 def setup(app: Sphinx) -> None:
-    """Register the hook."""
+    """Register the hooks."""
     app.connect("source-read", insert_printed)
+    app.connect("build-finished", draw_records)

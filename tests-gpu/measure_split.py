@@ -12,7 +12,6 @@ matmul rate that the same run measured. Needs torch, for memory, ceilings and th
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import random
 import statistics
@@ -22,10 +21,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from paged_bench.measure.suite import CaseSpec
+from paged_bench.record import Case as RecordedCase
+from paged_bench.record import (
+    Ceiling,
+    Correctness,
+    Gpu,
+    Record,
+    Samples,
+    Suite,
+    Variant,
+    capture,
+    present_kernels,
+    save,
+)
 from paged_cuda import Bounds, PagedAttention
 from paged_cuda._nvrtc import nvrtc_version
-from paged_cuda.device import resolve_device
-from paged_cuda.sources import sources_digest
+from paged_cuda.device import Device, resolve_device
 from paged_schema import Call, PagedAttentionAttributes, PagedAttentionInputs, check
 
 SCALE = 192**-0.5
@@ -239,26 +251,74 @@ def main(out: Path) -> None:
     device = resolve_device(0)
     rates = ceilings()
     print({name: f"{rate:.4g}" for name, rate in rates.items()}, flush=True)
-    rows, pool = [], torch.empty(0)
+    found: list[tuple[Case, dict[str, Any]]] = []
+    pool = torch.empty(0)
     for case in sorted(cases(), key=lambda case: -case[2]):
         blocks = int(1.3e9) // (case[4] * case[2] * 2)
         if pool.shape[1:] != (case[4], 1, case[2]):
             pool = torch.empty(0)
             pool = normal(blocks, case[4], 1, case[2])
-        rows.append(measure(case, pool, rates))
-    record = {
-        "format": 1,
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": "python tests-gpu/measure_split.py",
-        "gpu": device.properties.name,
-        "driver": "{}.{}".format(*device.driver.version()),
-        "nvrtc": "{}.{}".format(*nvrtc_version()),
-        "torch": torch.__version__,
-        "sources_sha256": sources_digest(),
-        "ceilings_per_second": rates,
-        "rows": rows,
-    }
-    out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        found.append((case, measure(case, pool, rates)))
+    save(as_record(found, rates, device), out)
+
+
+def as_record(rows: list[tuple[Case, dict[str, Any]]], rates: dict[str, float], device: Device) -> Record:
+    """Put the rows into the project's schema; ids are those of `paged-bench run` where it has the case."""
+    sources = ("append.cu", "schedule.cu", "sm80_latent.cu", "combine.cu")
+    gpu = Gpu(
+        name=device.properties.name,
+        compute_capability="{}.{}".format(*device.properties.capability),
+        multiprocessors=device.properties.multiprocessors,
+        driver="{}.{}".format(*device.driver.version()),
+        nvrtc="{}.{}".format(*nvrtc_version()),
+    )
+    methods = {"read": "float32 sum over 4 GiB by torch", "copy": "copy of 4 GiB by torch, both ways counted"}
+    methods["matmul"] = "8192 cubed by torch"
+    return Record(
+        kind="gpu",
+        what="The LATENT split path, shapes and tiles that no user chooses: attention and the whole step.",
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command="python tests-gpu/measure_split.py",
+        suite=Suite(name="split path"),
+        kernels=present_kernels(sources),
+        environment=capture(gpu),
+        ceilings=tuple(
+            Ceiling(
+                what=what, value=rate, dtype="bfloat16" if what == "matmul" else None, method=methods[what]
+            )
+            for what, rate in rates.items()
+        ),
+        cases=tuple(_as_case(case, row) for case, row in rows),
+    )
+
+
+def _as_case(case: Case, row: dict[str, Any]) -> RecordedCase:
+    name, heads, head_size, v_head_size, block_size, lengths, queries, options = case
+    group = "prefill" if max(queries) > 64 else "decode" if len(set(lengths)) == 1 else "ragged"
+    given = {key: options[key] for key in ("weight_terms", "split_rows") if key in options}
+    spec = CaseSpec(
+        *(group, tuple(lengths), tuple(queries), heads, head_size, v_head_size, block_size),
+        rotary_dim=0,
+        **given,
+    )
+    tile = f"/rowtile{options['row_tile']}" if "row_tile" in options else ""
+    series = (("attend+combine", "attend_combine_samples_us"), ("step", "step_samples_us"))
+    return RecordedCase(
+        id=spec.id + tile,
+        title=name,
+        group=group,
+        shape=spec.shape,
+        parameters=dict(options),
+        work=spec.work,
+        correctness=Correctness(
+            reference="float64 attention of the first, middle and last sequence",
+            relative_error=row["relative_error"],
+        ),
+        series=tuple(
+            Samples(what=what, timing="graph", values=tuple(row[key]), l2="cold") for what, key in series
+        ),
+        variants=(Variant(kernel="sm80_latent.cu", description=row["tiles"]),),
+    )
 
 
 if __name__ == "__main__":

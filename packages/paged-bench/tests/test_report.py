@@ -197,8 +197,14 @@ def test_every_point_is_held_against_its_own_ceilings():
 
 
 def test_options_of_the_operator_are_not_mixed_with_it_as_it_comes():
-    plain, fixed = a_case(1, 4096, 10.0, weight_terms=2), a_case(1, 8192, 10.0, split_rows=1024)
-    assert [point.standard for point in points([a_record([plain, fixed])])] == [True, False]
+    cases = [
+        a_case(1, 4096, 10.0),
+        a_case(1, 8192, 10.0, split_rows=1024),
+        a_case(2, 4096, 9.0, weight_terms=2),
+    ]
+    assert [point.standard for point in points([a_record(cases)])] == [True, False, False]
+    old = History(because="older kernels", since="2026-11-29")
+    assert [point.standard for point in points([a_record(cases, history=old)])] == [True, False, True]
 
 
 def test_nothing_to_draw_is_an_error_and_leaves_no_folder(tmp_path):

@@ -17,7 +17,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     history.add_argument("--because", required=True, metavar="TEXT", help="what changed since")
     table = actions.add_parser("table", help="print a record as a Markdown table")
     table.add_argument("record", type=Path, metavar="RECORD")
-    table.add_argument("--prefix", default="", help="only cases whose id starts so")
+    table.add_argument("--only", default="*", metavar="PATTERN", help="cases whose ids match, as in a shell")
     parser.set_defaults(run=_run)
 
 
@@ -28,4 +28,4 @@ def _run(values: argparse.Namespace) -> int:
         return check(values.records)
     if values.action == "history":
         return mark(values.record, values.because)
-    return show(values.record, values.prefix)
+    return show(values.record, values.only)

@@ -45,12 +45,12 @@ def mark(path: Path, because: str) -> int:
     return 0
 
 
-def show(path: Path, prefix: str) -> int:
+def show(path: Path, only: str) -> int:
     """Print the table of a record.
 
     Raises:
         RecordError: it is refused, or has no such case.
         OSError: it cannot be read.
     """
-    print(table(load(path), prefix))
+    print(table(load(path), only))
     return 0

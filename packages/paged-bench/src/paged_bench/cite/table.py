@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 from paged_bench.errors import RecordError
 from paged_bench.record import Case, Record, Samples
@@ -14,15 +15,15 @@ _SERIES = (
 )
 
 
-def table(record: Record, prefix: str = "") -> str:
-    """Return the cases whose id starts with `prefix`: attention cases with their floors, others plainly.
+def table(record: Record, only: str = "*") -> str:
+    """Return the cases whose ids match the pattern `only`: attention cases with their floors, others plainly.
 
     Raises:
         RecordError: There is no such case.
     """
-    cases = [case for case in record.cases if case.id.startswith(prefix)]
+    cases = [case for case in record.cases if fnmatchcase(case.id, only)]
     if not cases:
-        raise RecordError(prefix or "record", "chooses no case", "see the ids in the record")
+        raise RecordError(only, "matches no case", "see the ids in the record")
     shaped = [case for case in cases if case.shape is not None]
     if any(case.series for case in shaped):
         return _attention_table(record, shaped)

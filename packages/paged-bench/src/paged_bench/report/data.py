@@ -43,8 +43,10 @@ class Point:
     def standard(self) -> bool:
         """Whether the operator ran as it comes: no option of its own was set."""
         given = self.case.parameters
-        fixed = given.get("split_rows", 0) in (0, False) and given.get("weight_terms", 2) == 2
-        return fixed and "row_tile" not in given
+        # Two terms were the default of the kernels that are history now.
+        usual = {None, 2} if self.history else {None}
+        fixed = given.get("split_rows") or given.get("row_tile")
+        return not fixed and given.get("weight_terms") in usual
 
     @property
     def ratio(self) -> float | None:
