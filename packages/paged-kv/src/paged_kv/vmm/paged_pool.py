@@ -58,7 +58,8 @@ class PagedPool:
     """Joins the page authority to the memory behind its pages. Called by the authority's thread.
 
     Args:
-        manager: built with ``initial_blocks=geometry.first_page``: no page is free before `grow`.
+        manager: built with ``initial_blocks=geometry.first_page``: no page is free, and the null page must
+            not be read, before the first `grow`.
         storage: its SEQ_MAJOR tensors, reserved for the largest pool; see `paged_cache_geometry`.
 
     Raises:
