@@ -1,5 +1,6 @@
 """`paged-bench run` over a simulated GPU: what is kept and refused, and that nothing wrong is ever timed."""
 
+import ctypes
 import io
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,15 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from paged_bench.cli import main
 from paged_bench.errors import MeasurementError, OptionError
 from paged_bench.measure.command import run
 from paged_bench.measure.nvml import GpuState
 from paged_bench.measure.options import MeasureOptions
 from paged_bench.measure.peers import PeerCalls, Unsuitable
 from paged_bench.measure.suite import CaseSpec
-from paged_bench.measure.testing import IDLE, SimulatedGpu, simulated_machine
+from paged_bench.measure.testing import IDLE, SimulatedGpu, attend, simulated_machine
 from paged_bench.record import Record, load
 from paged_cuda import CubinCache, DriverError, NoDriver
+from paged_cuda.params import AttentionParams
 from rich.console import Console
 
 DECODE = CaseSpec("decode", (40, 40), (1, 1), 4, 192, 128, 16)
@@ -136,6 +139,18 @@ def test_a_wrong_output_is_never_timed(runs, spec, spoil, reason):
     assert not [one for graph in runs.gpu.executables.values() for one in graph if "baseline" in one.symbol]
 
 
+def test_a_wrong_cache_row_is_never_timed(runs, monkeypatch):
+    def with_a_wrong_bit(params: AttentionParams, spoil: Any) -> None:
+        attend(params, spoil)
+        slot = ctypes.c_int32.from_address(params.slot_mapping).value
+        # Too little to show in the output.
+        ctypes.c_uint16.from_address(params.key_cache + 2 * slot * params.head_size).value ^= 1
+
+    monkeypatch.setattr("paged_bench.measure.testing.attend", with_a_wrong_bit)
+    assert runs(DECODE) == 1
+    assert "is not the one that the oracle writes" in runs.record.case(DECODE.id).failed
+
+
 def test_an_output_that_changes_while_it_is_timed_takes_the_figures_away(runs):
     count = iter(range(10**9))
 
@@ -221,6 +236,25 @@ def test_a_kernel_that_refuses_a_case_is_a_row(runs):
     wide = replace(DECODE, head_size=768, v_head_size=512)
     assert runs(wide, kernel="sm80") == 2
     assert "sm80" in runs.record.case(wide.id).failed
+
+
+def test_an_older_gpu_multiplies_by_mma_sync(tmp_path, cubins):
+    runs = Runs(tmp_path / "record.json", cubins)
+    runs.gpu = SimulatedGpu(limit=24 << 20, capability=(8, 0))
+    assert runs(DECODE) == 0
+    (matmul,) = (one for one in runs.record.ceilings if one.what == "matmul")
+    assert "mma.sync" in matmul.method
+    assert matmul.value == pytest.approx(7e14, rel=0.01)
+
+
+def test_without_a_gpu_the_command_line_says_so(tmp_path, capsys, monkeypatch):
+    def missing(name: str) -> Any:
+        raise NoDriver("driver", "libcuda", "no such library", "an NVIDIA driver")
+
+    monkeypatch.setattr("paged_bench.measure.machine.require_driver", lambda: missing("cuda"))
+    assert main(["run", "--suite", "quick", "--peers", "none", "--out", str(tmp_path / "record.json")]) == 2
+    assert "libcuda" in capsys.readouterr().err
+    assert not (tmp_path / "record.json").exists()
 
 
 def test_no_gpu_says_so():

@@ -21,7 +21,7 @@ from paged_oracle import paged_attention
 from paged_schema import PagedAttentionAttributes
 
 from paged_bench.measure.counters import Counters, GpuFacts
-from paged_bench.measure.kernels import Products, Span
+from paged_bench.measure.kernels import MMA, WGMMA, Products, Span
 from paged_bench.measure.machine import Machine
 from paged_bench.measure.nvml import GpuState
 
@@ -40,6 +40,10 @@ def _at(pointer: int, count: int, dtype: np.dtype[np.generic]) -> NDArray[np.gen
     return view
 
 
+def _matrix(pointer: int, rows: int, columns: int) -> NDArray[np.float64]:
+    return _at(pointer, rows * columns, _BF16).reshape(rows, columns).astype(np.float64)
+
+
 class SimulatedGpu(FakeDriver):
     """A driver that carries out what is launched.
 
@@ -51,8 +55,14 @@ class SimulatedGpu(FakeDriver):
         before_launch: Called before each launch takes effect; may raise.
     """
 
-    def __init__(self, *, limit: int = 96 << 20, memory_rate: float = READ_RATE) -> None:
-        super().__init__(replace(FAKE_GPU, shared_bytes_multiprocessor=233_472), limit=limit)
+    def __init__(
+        self,
+        *,
+        limit: int = 96 << 20,
+        memory_rate: float = READ_RATE,
+        capability: tuple[int, int] = FAKE_GPU.capability,
+    ) -> None:
+        super().__init__(replace(FAKE_GPU, capability=capability), limit=limit)
         self.clock_us = 0.0
         self.noise = 0.002
         self.slower = 1.0
@@ -116,8 +126,9 @@ class SimulatedGpu(FakeDriver):
         if symbol == "spin":
             return LAUNCH_US + float(Span.from_buffer_copy(launched.params).words) / CYCLES_PER_US
         if symbol == "matmul":
+            shape = WGMMA if self.properties(0).capability == (9, 0) else MMA
             rounds = Products.from_buffer_copy(launched.params).rounds
-            return float(rounds * 2 * 128 * 256 * 64 * launched.grid[0] / PRODUCT_RATE * 1e6)
+            return float(rounds * shape.operations * launched.grid[0] / PRODUCT_RATE * 1e6)
         time = next((time for name, time in TIMES.items() if symbol.startswith(name)), LAUNCH_US)
         return time * (self.slower if time >= TIMES["baseline"] else 1.0)
 
@@ -150,12 +161,13 @@ class SimulatedGpu(FakeDriver):
 
     def _run_matmul(self, launched: Launched) -> None:
         products = Products.from_buffer_copy(launched.params)
-        a, b = (
-            _at(pointer, count * 64, _BF16).reshape(count, 64).astype(np.float64)
-            for pointer, count in ((products.a, 128), (products.b, 256))
-        )
-        blocks = launched.grid[0]
-        out = _at(products.out, blocks * 128 * 256, np.dtype(np.float32)).reshape(blocks, 128, 256)
+        if self.properties(0).capability == (9, 0):
+            a, b = _matrix(products.a, 128, 64), _matrix(products.b, 256, 64)
+            blocks = launched.grid[0]
+        else:
+            a, b = _matrix(products.a, 64, 16).reshape(4, 16, 16).sum(0), _matrix(products.b, 64, 16)
+            blocks = 8 * launched.grid[0]  # one a warp
+        out = _at(products.out, blocks * len(a) * len(b), np.dtype(np.float32)).reshape(blocks, len(a), -1)
         out[:] = products.rounds * (a @ b.T)
         self._fresh["matmul", launched.params] = 0
 
