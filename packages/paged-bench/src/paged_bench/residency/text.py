@@ -118,10 +118,10 @@ def _floors(report: Report) -> str:
 
 
 def _crossing(stages: Sequence[CrossingResult]) -> str:
-    words = {True: "yes", False: "NO", None: "no kernel"}
+    words = {True: "equal", False: "DIFFER", None: "-"}
     head = (
-        *("cache", "tokens", "granules a binding", "planned B", "driver B"),
-        *("copied B", "captures", "keeps", "same bits"),
+        *("cache", "tokens", "granules", "planned B", "driver B"),
+        *("copied B", "captures", "keeps", "bits"),
     )
     return table(
         head,
