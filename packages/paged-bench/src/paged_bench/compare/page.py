@@ -18,7 +18,7 @@ from paged_bench.compare.words import (
     side_text,
     time_text,
 )
-from paged_bench.report.page import document, table
+from paged_bench.report.page import Column, document, table
 from paged_bench.report.svg import Canvas
 
 _WIDTH, _HEIGHT, _REACH = 150, 22, 2.0  # the drawing ends at half and at twice the time
@@ -28,8 +28,11 @@ _SHAPE = {Verdict.MUCH_SLOWER: 2, Verdict.SLOWER: 2, Verdict.UNCLEAR: 5, Verdict
 
 def page(comparison: Comparison) -> str:
     """Return the page."""
-    columns = [("", False), ("case", False), ("base", True), ("head", True), ("change", True)]
-    columns += [("half to twice", False), ("95 % interval", True), ("noise", True)]
+    columns: list[tuple[str, Column]] = [
+        *(("", "whole"), ("case", "whole")),
+        *(("base", "figure"), ("head", "figure"), ("change", "figure"), ("noise", "figure")),
+        *(("95 % interval", "figure long"), ("half to twice", "long")),
+    ]
     quiet = {Verdict.SAME, Verdict.UNCLEAR}
     rows = [(row.verdict not in quiet, _cells(row)) for row in comparison.rows]
     parts = [f"<h1>{escape(headline(comparison))}</h1>"]
@@ -42,9 +45,8 @@ def page(comparison: Comparison) -> str:
             for one in comparison.unmatched
         ]
         parts.append("<h2>On one side only</h2>")
-        parts.append(
-            table([("state", False), ("case", False), ("why", False)], shown, "Nothing was compared.")
-        )
+        names: list[tuple[str, Column]] = [("state", "whole"), ("case", "whole"), ("why", "whole")]
+        parts.append(table(names, shown, "Nothing was compared."))
     parts.append("<h2>What this cannot see</h2>")
     parts.append(
         "<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in limits(comparison)) + "</ul>"
@@ -57,7 +59,7 @@ def page(comparison: Comparison) -> str:
 def _cells(row: Row) -> list[str]:
     verdict = f'<span title="{escape(row.why)}">{row.verdict.flag} {row.verdict.word}</span>'
     figures = [time_text(row.base_us), time_text(row.head_us), change_text(row)]
-    return [verdict, escape(name_text(row)), *figures, _drawing(row), interval_text(row), f"{row.noise:.1%}"]
+    return [verdict, escape(name_text(row)), *figures, f"{row.noise:.1%}", interval_text(row), _drawing(row)]
 
 
 def _drawing(row: Row) -> str:

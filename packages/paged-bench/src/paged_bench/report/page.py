@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from typing import Literal, TypeAlias
 
 from paged_bench.report.style import CSS, PATTERNS
+
+Column: TypeAlias = Literal["figure", "figure long", "long", "whole"]
 
 _LAYOUT = """
 *{box-sizing:border-box}
@@ -26,10 +29,14 @@ tr.loud td{font-weight:600}
 @media(max-width:719px){
 .wide{display:none!important}.narrow{display:block!important}
 table.stacked thead{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
-table.stacked tr{display:block;padding:.5rem 0;border-bottom:1px solid var(--grid)}
-table.stacked td,table.stacked td.figure{display:flex;gap:1rem;justify-content:space-between;border:0;
- padding:.1rem 0;text-align:right;white-space:normal}
+table.stacked tr{display:grid;grid-template-columns:1fr 1fr;column-gap:1.5rem;padding:.5rem 0;
+ border-bottom:1px solid var(--grid)}
+table.stacked td,table.stacked td.figure{display:flex;gap:.75rem;justify-content:space-between;
+ align-items:center;border:0;padding:.1rem 0;text-align:right;white-space:normal}
+table.stacked td.long,table.stacked td.whole{grid-column:1/-1}
+table.stacked td.whole{text-align:left;justify-content:flex-start}
 table.stacked td::before{content:attr(data-name);color:var(--muted);font-weight:400;text-align:left}
+table.stacked td.whole::before{content:none}
 table.stacked td:empty{display:none}
 }
 """
@@ -50,18 +57,19 @@ def document(title: str, body: str) -> str:
 
 
 def table(
-    columns: Sequence[tuple[str, bool]],
+    columns: Sequence[tuple[str, Column]],
     rows: Sequence[tuple[bool, Sequence[str]]],
     caption: str,
 ) -> str:
     """Return a table that becomes a list of cards where the screen is narrow.
 
     Args:
-        columns: name, and whether its cells are figures.
+        columns: name and kind: a `figure` is set right, `long` takes a card's full width, and `whole` does so
+            without its name.
         rows: whether the row is to stand out, and its cells as trusted markup.
         caption: what the table holds.
     """
-    classes = [' class="figure"' if figures else "" for _, figures in columns]
+    classes = [f' class="{kind}"' for _, kind in columns]
     head = "".join(
         f'<th scope="col"{kind}>{escape(name)}</th>' for (name, _), kind in zip(columns, classes, strict=True)
     )
