@@ -44,11 +44,13 @@ def test_one_graph_from_100_to_16000_tokens(name: str, stream: Stream, facts: An
         extents = (CAPACITY // BLOCK, BLOCK, 1, shape.head_size)
         addresses = [arena.address_of(binding) for binding in range(bindings)]
         caches = [vmm.array(address, extents, "float16", owner=arena) for address in addresses]
-        empty, graph, written, last = free_bytes(vmm), None, 0, []
+        graph, written, taken, last = None, 0, 0, []
         for tokens in STAGES:
+            free = free_bytes(vmm)
             commit(arena, tokens, stream)
+            taken += free - free_bytes(vmm)
+            assert taken == arena.mapped_bytes
             stream.synchronize()
-            assert empty - free_bytes(vmm) == arena.mapped_bytes
             for binding, address in enumerate(addresses):
                 place = address + written * shape.head_size * 2
                 write(place, rows.of(binding, written, tokens - 1), stream)
