@@ -319,9 +319,23 @@ def test_nothing_is_unmapped_under_work_in_flight() -> None:
     assert decommit(arena, 0).complete
     stand.driver.launch(3)
     arena.fence.record(3)
-    arena.fence.wait()
+    arena.wait_idle()
     arena.close()
     stand.verify_empty()
+
+
+def test_nothing_is_unmapped_while_it_is_still_being_zeroed() -> None:
+    stand = VmmStand(G)
+    arena = arena_of(stand)
+    stand.driver.hold(6)
+    commit(arena, 17, stream=6)
+    with pytest.raises(WorkInFlight) as caught:
+        decommit(arena, 0)
+    assert caught.value.numbers == {"streams": (6,)}
+    stand.verify()
+    arena.wait_idle()
+    assert decommit(arena, 0).complete
+    stand.verify()
 
 
 def test_a_launch_that_could_not_be_recorded_counts_as_busy() -> None:
@@ -435,7 +449,7 @@ def test_a_poisoned_granule_is_never_used_again() -> None:
     stand = VmmStand(G)
     arena = arena_of(stand)
     commit(arena, 17)
-    stand.driver.arm(lambda number, name: name == "unmap" and number == 1)
+    stand.driver.arm(lambda number, name: name == "unmap" and number == 2)
     outcome = decommit(arena, 0)
     stand.driver.arm(None)
     assert (outcome.quarantined_granules, outcome.refunded_bytes, outcome.complete) == ((1,), 5 * G, False)

@@ -234,7 +234,7 @@ def test_a_refusal_is_a_value_and_is_counted() -> None:
 def test_growth_over_a_quarantined_range() -> None:
     stand, _, controller = made()
     controller.ensure(1_024)
-    stand.driver.arm(lambda number, name: name == "unmap" and number == 0)
+    stand.driver.arm(lambda number, name: name == "unmap" and number == 1)
     assert controller.shrink(8).quarantined_granules == (1,)
     stand.driver.arm(None)
     before = controller.counters

@@ -31,6 +31,7 @@ from paged_kv.errors import (
     InvalidGeometry,
     InvariantViolation,
     RangeQuarantined,
+    WorkInFlight,
 )
 from paged_kv.geometry import is_integer
 
@@ -206,8 +207,32 @@ class VirtualArena:
         self.pool.gate.require_not_capturing()
         with self.pool.gate.memory(), self._lock:
             self._require_plan(plan)
-            self.fence.require_idle()
+            self.require_idle()
             return self._apply_decommit(plan)
+
+    def wait_idle(self) -> None:
+        """Let the host wait for everything that was launched, and for the zeroing of commits.
+
+        Raises:
+            DriverCallFailed: with the streams still busy.
+        """
+        self.fence.wait()
+        self.pool.calls("fence", self.pool.driver.wait_event, self._ready)
+
+    def require_idle(self) -> None:
+        """Refuse to go on while launched work, or the zeroing of a commit, may touch the cache.
+
+        Raises:
+            WorkInFlight: with the busy streams.
+            DriverCallFailed: an event could not be asked.
+        """
+        self.fence.require_idle()
+        stream = self._last_stream
+        if stream is not None and not self.pool.calls("fence", self.pool.driver.event_done, self._ready):
+            raise WorkInFlight(
+                f"new memory is still being zeroed on stream {stream}; wait for it, then unmap",
+                streams=(stream,),
+            )
 
     def wait_ready(self, stream: int) -> None:
         """Let later work on `stream` wait until all that was committed is zero.
@@ -245,7 +270,7 @@ class VirtualArena:
 
         Raises:
             CaptureInProgress: this thread captures.
-            WorkInFlight: something launched may not be done; `fence.wait` first.
+            WorkInFlight: something launched may not be done; `wait_idle` first.
             DriverCallFailed: the addresses or an event could not be given back; the memory was.
         """
         self.pool.gate.require_not_capturing()
@@ -264,7 +289,7 @@ class VirtualArena:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self._closed:
-            self.fence.wait()
+            self.wait_idle()
             self.close()
 
     def _require_plan(self, plan: CommitPlan | DecommitPlan) -> None:

@@ -95,7 +95,7 @@ class FakeVmmDriver:
         self._handles: dict[int, int] = {}
         self._uses: dict[int, int] = {}
         self._events: dict[int, _Event] = {}
-        self._held: dict[int, int] = {}
+        self._held: dict[int, set[int]] = {}
         self._capturing: set[int] = set()
         self._numbers = 0
 
@@ -161,17 +161,17 @@ class FakeVmmDriver:
 
     def hold(self, stream: int) -> None:
         """Let work on `stream` stay undone until `finish`, or until the host waits for it."""
-        self._held.setdefault(stream, 0)
+        self._held.setdefault(stream, set())
 
-    def launch(self, stream: int) -> None:
-        """Work that may touch all memory, such as the replay of a graph."""
+    def launch(self, stream: int, address: int = 0, nbytes: int = 1 << 63) -> None:
+        """Work that may touch what is mapped in a range now, such as the replay of a graph."""
         self._enter("launch", stream)
-        self._work(stream)
+        self._work(stream, *(place for place in self.mapped if address <= place < address + nbytes))
 
     def finish(self, stream: int) -> None:
         """Complete all work on `stream`."""
         if stream in self._held:
-            self._held[stream] = 0
+            self._held[stream].clear()
         for event in self._events.values():
             if event.stream == stream:
                 event.done = True
@@ -239,41 +239,42 @@ class FakeVmmDriver:
             home.memory[address - start : address - start + nbytes] = GARBAGE
 
     def unmap(self, address: int, nbytes: int) -> None:
-        """See `VmmDriver`; refused while a held stream has work."""
+        """See `VmmDriver`; refused while a held stream has work that may touch it."""
         self._enter("unmap", address, nbytes)
         entry = self._entry(address)
         if entry is None or self._handles[entry.handle] != nbytes:
             self._refuse("unmap", f"{address:#x} is not mapped with {nbytes} bytes")
-        if any(self._held.values()):
-            self._refuse("unmap", f"work is in flight on streams {sorted(self._held)}")
+        busy = sorted(stream for stream, touched in self._held.items() if address in touched)
+        if busy:
+            self._refuse("unmap", f"work on streams {busy} may touch {address:#x}")
         del self._home(address)[1].mapped[address]
         self._uses[entry.handle] -= 1
 
     def set_access(self, address: int, nbytes: int, *, writable: bool = True) -> None:
         """See `VmmDriver`."""
         self._enter("set_access", address, nbytes)
-        for entry in self._entries("set_access", address, nbytes):
+        for _, entry in self._entries("set_access", address, nbytes):
             entry.readable, entry.writable = True, writable
 
     def fill(self, address: int, byte: int, nbytes: int, stream: int) -> None:
         """See `VmmDriver`."""
         self._enter("fill", address, byte, nbytes, stream)
-        self._touch("fill", address, nbytes, write=True)
+        touched = self._touch("fill", address, nbytes, write=True)
         start, home = self._home(address)
         if home.memory is not None:
             home.memory[address - start : address - start + nbytes] = byte
-        self._work(stream)
+        self._work(stream, *touched)
 
     def copy_on_device(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """See `VmmDriver`."""
         self._enter("copy_on_device", target, source, nbytes, stream)
-        self._touch("copy_on_device", target, nbytes, write=True)
-        self._touch("copy_on_device", source, nbytes, write=False)
+        touched = self._touch("copy_on_device", target, nbytes, write=True)
+        touched += self._touch("copy_on_device", source, nbytes, write=False)
         if abs(target - source) < nbytes:
             self._refuse("copy_on_device", f"{nbytes} bytes at {source:#x} and {target:#x} overlap")
         if self._backed:
             self.view(target, nbytes)[:] = self.view(source, nbytes)
-        self._work(stream)
+        self._work(stream, *touched)
 
     def create_event(self) -> int:
         """See `VmmDriver`."""
@@ -292,7 +293,7 @@ class FakeVmmDriver:
         """See `VmmDriver`."""
         self._enter("record_event", event, stream)
         entry = self._event("record_event", event)
-        entry.stream, entry.done = stream, not self._held.get(stream, 0)
+        entry.stream, entry.done = stream, not self._held.get(stream)
 
     def event_done(self, event: int) -> bool:
         """See `VmmDriver`."""
@@ -375,8 +376,8 @@ class FakeVmmDriver:
     def _entry(self, address: int) -> _Mapping | None:
         return self._home(address)[1].mapped.get(address)
 
-    def _entries(self, name: str, address: int, nbytes: int) -> list[_Mapping]:
-        """The mappings that a range lies in, all of which must be there."""
+    def _entries(self, name: str, address: int, nbytes: int) -> list[tuple[int, _Mapping]]:
+        """The mappings that a range lies in, all of which must be there, with their addresses."""
         found = []
         start, home = self._home(address)
         place = address
@@ -388,19 +389,21 @@ class FakeVmmDriver:
             if entry is None or at + self._handles[entry.handle] <= place:
                 self._refuse(name, f"{place:#x} is not mapped")
                 break
-            found.append(entry)
+            found.append((at, entry))
             place = at + self._handles[entry.handle]
         return found
 
-    def _touch(self, name: str, address: int, nbytes: int, *, write: bool) -> None:
+    def _touch(self, name: str, address: int, nbytes: int, *, write: bool) -> list[int]:
+        """The mapped granules that a range lies in, which must be there and accessible."""
         start, home = self._home(address)
         if start in self._allocated:
             if address + nbytes > start + home.nbytes:
                 self._refuse(name, f"{address + nbytes:#x} lies beyond an allocation")
-            return
-        for entry in self._entries(name, address, nbytes):
-            if not entry.readable or (write and not entry.writable):
-                self._refuse(name, f"{address:#x} is mapped without access")
+            return []
+        entries = self._entries(name, address, nbytes)
+        if not all(entry.readable and (entry.writable or not write) for _, entry in entries):
+            self._refuse(name, f"{address:#x} is mapped without access")
+        return [at for at, _ in entries]
 
     def _event(self, name: str, event: int) -> _Event:
         entry = self._events.get(event)
@@ -409,6 +412,6 @@ class FakeVmmDriver:
         assert entry is not None
         return entry
 
-    def _work(self, stream: int) -> None:
+    def _work(self, stream: int, *touched: int) -> None:
         if stream in self._held:
-            self._held[stream] += 1
+            self._held[stream].update((0, *touched))  # 0: there is work, even if it touches nothing

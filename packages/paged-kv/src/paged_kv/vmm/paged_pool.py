@@ -149,7 +149,7 @@ class PagedPool:
         """
         old = self.manager.pool_blocks
         self.storage.gate.require_not_capturing()
-        self.storage.arena.fence.require_idle()
+        self.storage.arena.require_idle()
         refused = self.manager.shrink_pool(num_blocks)
         if refused is not None:
             return refused

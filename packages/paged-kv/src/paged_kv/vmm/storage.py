@@ -154,7 +154,8 @@ class MappedStorage:
 
     def close(self) -> None:
         """Wait for what was launched, and give everything back; see `VirtualArena.close`."""
-        self.arena.fence.wait()
+        if not self.arena.is_closed:
+            self.arena.wait_idle()
         self.arena.close()
 
     def _restride(self, old: int, new: int, stream: int) -> int:
@@ -169,6 +170,7 @@ class MappedStorage:
                 for stripe in range(binding.batch * binding.kv_heads):
                     start = base + (stripe * new + old) * unit
                     pool.calls("zero", pool.driver.fill, start, 0, (new - old) * unit, stream)
+            self.arena.fence.record(stream)
         return journal.copied_bytes
 
     def _wipe(self, old: int, new: int, stream: int) -> None:
@@ -181,6 +183,7 @@ class MappedStorage:
             for start, end in live_prefix_ranges(binding, new, new).tolist():
                 first = start + old * unit
                 pool.calls("zero", pool.driver.fill, base + first, 0, end - first, stream)
+        self.arena.fence.record(stream)
 
 
 def layout_of(geometry: KvCacheGeometry) -> KvLayout:
