@@ -149,7 +149,7 @@ def test_a_launch_carries_its_shape(
 
     driver, _ = opened(monkeypatch)
     params = Params(5)
-    launch = driver.launcher(99, (4, 2, 1), (128, 1, 1), 1024, params, programmatic=programmatic)
+    launch = driver.launcher(99, (4, 2, 1), (128, 1, 1), 1024, (params,), programmatic=programmatic)
     launch(7)
     params.value = 6
     launch(8)

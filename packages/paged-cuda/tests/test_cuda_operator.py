@@ -40,7 +40,23 @@ def test_run_launches_append_then_attend_and_nothing_else(
     assert not any(spent[name] for name in HOST_SIDE)
     assert [launch.symbol for launch in driver.launched[:2]] == ["append_bf16", "baseline_latent_bf16"]
     assert {launch.stream for launch in driver.launched} == {7}
-    assert spent["push_context"] == spent["pop_context"] == 5
+    assert spent["enter_context"] == 5
+    assert not spent["push_context"]
+
+
+def test_somebody_elses_context_is_current_again_after_a_run(
+    driver: FakeDriver, make_call: Make, make_operands: Make, make_operator: Make
+) -> None:
+    call = make_call()
+    op, operands = make_operator(call).prepare(), make_operands(call)
+    for others in ([], [op.device.context], [99]):
+        driver.contexts[:] = others
+        before = driver.calls.copy()
+        op.run(**operands, stream=7)
+        spent = driver.calls - before
+        assert driver.contexts == (others or [op.device.context])
+        assert spent["push_context"] == spent["pop_context"] == (others == [99])
+    driver.contexts.clear()
 
 
 def test_params_carry_the_call_and_the_arrays(

@@ -173,7 +173,6 @@ def test_shapes_fit_what_they_are_given(head: int, shared: int, row_tile: int, d
         {"weight_terms": 0},
         {"weight_terms": 3},
         {"weight_terms": "2"},
-        {"weight_terms": None},
     ],
 )
 @pytest.mark.parametrize("kernel", ["auto", "baseline"])

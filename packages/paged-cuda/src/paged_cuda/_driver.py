@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from paged_cuda._virtual_memory import VirtualMemory, VirtualMemoryCalls, failure
 from paged_cuda.errors import NoDriver
@@ -43,6 +43,22 @@ class DeviceProperties:
     bandwidth: float
 
 
+class TensorMapGeometry(NamedTuple):
+    """A three-dimensional tensor of 16-bit elements as the copy engine sees it, innermost dimension first.
+
+    Attributes:
+        address: Of its first element.
+        extents: Elements of each dimension.
+        strides: Bytes from one element to the next of the second and third dimension.
+        box: Elements that one copy moves.
+    """
+
+    address: int
+    extents: tuple[int, int, int]
+    strides: tuple[int, int]
+    box: tuple[int, int, int]
+
+
 class Driver(VirtualMemory, Protocol):
     """What this package needs of a driver. Every failure is a `DriverError`."""
 
@@ -53,6 +69,7 @@ class Driver(VirtualMemory, Protocol):
     def retain_context(self, ordinal: int) -> int: ...
     def push_context(self, context: int) -> None: ...
     def pop_context(self) -> None: ...
+    def enter_context(self, context: int) -> bool: ...
 
     def allocate(self, nbytes: int) -> int: ...
     def free(self, pointer: int) -> None: ...
@@ -79,10 +96,11 @@ class Driver(VirtualMemory, Protocol):
         grid: Dim,
         block: Dim,
         shared_bytes: int,
-        params: ctypes.Structure,
+        arguments: tuple[ctypes.Structure, ...],
         *,
         programmatic: bool = False,
     ) -> Launcher: ...
+    def encode_tensor_map(self, address: int, geometry: TensorMapGeometry) -> None: ...
 
     def is_capturing(self, stream: int) -> bool: ...
     def begin_capture(self, stream: int) -> None: ...
@@ -136,12 +154,34 @@ class _LaunchConfig(ctypes.Structure):
 
 
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
+# Values of cuda.h. A map moves bits, so any 16-bit type will do.
+_TENSOR_MAP_16_BIT = 1
+_TENSOR_MAP_NO_INTERLEAVE = 0
+_TENSOR_MAP_SWIZZLE_128B = 3
+_TENSOR_MAP_L2_128B = 2
+_TENSOR_MAP_ZEROS_OUTSIDE = 0
+_UNIT_STRIDES = (ctypes.c_uint32 * 3)(1, 1, 1)
 _HOT: dict[str, tuple[type[ctypes._SimpleCData[Any]], ...]] = {
     "cuLaunchKernelEx": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
     "cuGraphLaunch": (ctypes.c_void_p, ctypes.c_void_p),
     "cuStreamIsCapturing": (ctypes.c_void_p, ctypes.c_void_p),
     "cuCtxPushCurrent_v2": (ctypes.c_void_p,),
     "cuCtxPopCurrent_v2": (ctypes.c_void_p,),
+    "cuCtxGetCurrent": (ctypes.c_void_p,),
+    "cuTensorMapEncodeTiled": (
+        ctypes.c_void_p,
+        ctypes.c_int,
+        ctypes.c_uint32,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+    ),
     "cuMemcpyHtoDAsync_v2": (ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p),
 }
 
@@ -220,6 +260,23 @@ class CudaDriver(VirtualMemoryCalls):
         popped = ctypes.c_void_p()
         self._check(self._hot["cuCtxPopCurrent_v2"](ctypes.addressof(popped)), "cuCtxPopCurrent")
 
+    def enter_context(self, context: int) -> bool:
+        """Make `context` current and return whether that hid another one, which `pop_context` brings back.
+
+        A thread without a context keeps this one, as it would after any call of the CUDA runtime.
+        """
+        current = ctypes.c_void_p()
+        status = self._hot["cuCtxGetCurrent"](ctypes.addressof(current))
+        if status:
+            self._check(status, "cuCtxGetCurrent")
+        if current.value == context:
+            return False
+        if current.value is None:
+            self._call("cuCtxSetCurrent", context)
+            return False
+        self.push_context(context)
+        return True
+
     def allocate(self, nbytes: int) -> int:
         return int(self._call("cuMemAlloc", nbytes))
 
@@ -293,7 +350,7 @@ class CudaDriver(VirtualMemoryCalls):
         grid: Dim,
         block: Dim,
         shared_bytes: int,
-        params: ctypes.Structure,
+        arguments: tuple[ctypes.Structure, ...],
         *,
         programmatic: bool = False,
     ) -> Launcher:
@@ -306,18 +363,36 @@ class CudaDriver(VirtualMemoryCalls):
             attributes=ctypes.pointer(attribute),
             num_attributes=int(programmatic),
         )
-        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+        pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         config_at, pointers_at = ctypes.addressof(config), ctypes.addressof(pointers)
         call, check = self._hot["cuLaunchKernelEx"], self._check
 
         # The defaults keep alive what the driver reads by address.
-        def launch(stream: int, _kept: object = (attribute, params, pointers)) -> None:
+        def launch(stream: int, _kept: object = (attribute, arguments, pointers)) -> None:
             config.stream = stream
             status = call(config_at, function, pointers_at, None)
             if status:
                 check(status, "cuLaunchKernelEx")
 
         return launch
+
+    def encode_tensor_map(self, address: int, geometry: TensorMapGeometry) -> None:
+        status = self._hot["cuTensorMapEncodeTiled"](
+            address,
+            _TENSOR_MAP_16_BIT,
+            3,
+            geometry.address,
+            (ctypes.c_uint64 * 3)(*geometry.extents),
+            (ctypes.c_uint64 * 2)(*geometry.strides),
+            (ctypes.c_uint32 * 3)(*geometry.box),
+            _UNIT_STRIDES,
+            _TENSOR_MAP_NO_INTERLEAVE,
+            _TENSOR_MAP_SWIZZLE_128B,
+            _TENSOR_MAP_L2_128B,
+            _TENSOR_MAP_ZEROS_OUTSIDE,
+        )
+        if status:
+            self._check(status, "cuTensorMapEncodeTiled")
 
     def is_capturing(self, stream: int) -> bool:
         status = ctypes.c_int()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from paged_cuda import graph
 from paged_cuda._driver import Launcher
 from paged_cuda.addresses import Reach, check_addresses
+from paged_cuda.arrays import DeviceArray
 from paged_cuda.bounds import Bounds, check_metadata
 from paged_cuda.cubin_cache import CubinCache
 from paged_cuda.device import DeviceLike, resolve_device
@@ -20,16 +21,19 @@ from paged_cuda.errors import ArgumentMismatch, NotPrepared
 from paged_cuda.explain import Explanation, explain_step
 from paged_cuda.launch_plan import LaunchSpec, PathOptions
 from paged_cuda.loader import LoadedKernel, load_kernels
-from paged_cuda.operands import OperandCheck, Operands, StepGeometry, geometry_of
+from paged_cuda.operands import OperandCheck, Operands, StepGeometry, geometry_of, operands_of
 from paged_cuda.params import frozen_params
 from paged_cuda.paths import choose_path
 from paged_cuda.stream import StreamLike, stream_handle
-from paged_cuda.views import device_view
+from paged_cuda.tensor_maps import aligned_maps
 from paged_cuda.violations import ViolationCounter, Violations
 from paged_cuda.workspace import Workspace
 
 if TYPE_CHECKING:
     from paged_schema import Call
+
+# In place of an array's serial number, which is positive: no array, or another library's, which may change.
+_ABSENT, _FOREIGN = 0, -1
 
 # Memory that a capture of somebody else refers to. Nobody tells us when that graph ends, so it stays.
 _immortal: list[object] = []
@@ -42,13 +46,15 @@ class PagedAttention:
         call: From `paged_schema.check`. Head sizes and rotary width must be known.
         bounds: The largest batch.
         device: A GPU, its ordinal, or None for the current one.
-        kernel: `auto`, or the name of a path: `sm80` (tensor cores) or `baseline`.
+        kernel: `auto`, or the name of a path: `sm90` or `sm80` (tensor cores) or `baseline`.
         row_tile: Packed query rows of a block of the tensor-core kernel: 16, 32, 48 or 64; by default chosen.
         split_rows: Split every sequence at multiples of this many keys, so that its output has the same bits
             in any batch; by default the step is split evenly over the GPU.
         weight_terms: 2 multiplies the values with float32-like softmax weights, as ONNX Runtime does; 1
             rounds the weights to the element type first, as FlashAttention does, which is faster where the
-            tensor cores are the limit. The baseline does not round.
+            tensor cores are the limit. By default `sm80` takes two, and `sm90` two for rows with fewer than
+            1,024 keys and one beyond, where the roundings of many keys average out. The baseline does not
+            round.
         workspace: Scratch memory shared with other operators of the same stream; by default its own.
         cache: Where cubins are kept; by default the user's cache folder.
         debug: Use kernels that count violations only the device can see; read them with `violations`.
@@ -68,7 +74,7 @@ class PagedAttention:
         kernel: str = "auto",
         row_tile: int | None = None,
         split_rows: int = 0,
-        weight_terms: int = 2,
+        weight_terms: int | None = None,
         workspace: Workspace | None = None,
         cache: CubinCache | None = None,
         debug: bool = False,
@@ -99,6 +105,10 @@ class PagedAttention:
         self._serials: list[int] = []
         self._kernels: list[LoadedKernel] = []
         self._launchers: list[Launcher] = []
+        self._settled_launchers: list[Launcher] = []  # without the schedule
+        self._maps = aligned_maps()
+        self._maps_stale = False
+        self._map_plan = next((spec.maps for spec in self._step.launches if spec.maps), None)
         self._violations: ViolationCounter | None = None
         # Whether memory of ours could be freed under a graph that somebody else captured.
         self._loose = debug or self.workspace_bytes > 0
@@ -131,8 +141,10 @@ class PagedAttention:
         if self._debug:
             self._violations = ViolationCounter(self.device)
             self._params.violations = self._violations.pointer
-        self._launchers = [
-            self._launcher(*pair) for pair in zip(self._step.launches, self._kernels, strict=True)
+        steps = list(zip(self._step.launches, self._kernels, strict=True))
+        self._launchers = [self._launcher(spec, kernel) for spec, kernel in steps]
+        self._settled_launchers = [
+            launch for (spec, _), launch in zip(steps, self._launchers, strict=True) if not spec.schedule
         ]
         return self
 
@@ -147,7 +159,7 @@ class PagedAttention:
             spec.grid,
             spec.block,
             spec.shared_bytes,
-            self._params,
+            (self._params, self._maps) if spec.maps else (self._params,),
             programmatic=spec.programmatic,
         )
 
@@ -210,28 +222,37 @@ class PagedAttention:
             cumulative_sequence_length, past_seqlens, slot_mapping, block_table = plan.arrays
             if not self.call.has_slot_mapping:
                 slot_mapping = None
-        check_metadata(attention_metadata)
-        operands = Operands(
-            device_view(query, "query"),
-            device_view(key, "key"),
-            device_view(key_cache, "key_cache"),
-            device_view(cumulative_sequence_length, "cumulative_sequence_length"),
-            device_view(past_seqlens, "past_seqlens"),
-            device_view(block_table, "block_table"),
-            None if slot_mapping is None else device_view(slot_mapping, "slot_mapping"),
-            None if cos_cache is None else device_view(cos_cache, "cos_cache"),
-            None if sin_cache is None else device_view(sin_cache, "sin_cache"),
-            device_view(output, "output"),
-            None if key_cache_out is None else device_view(key_cache_out, "key_cache_out"),
-            None if lse is None else device_view(lse, "lse"),
+        if attention_metadata is not None:
+            check_metadata(attention_metadata)
+        arrays = (
+            query,
+            key,
+            key_cache,
+            cumulative_sequence_length,
+            past_seqlens,
+            block_table,
+            slot_mapping,
+            cos_cache,
+            sin_cache,
+            output,
+            key_cache_out,
+            lse,
         )
-        serials = [plan is not None, *[0 if array is None else array.serial for array in operands]]
+        serials = [a.serial if type(a) is DeviceArray else _ABSENT if a is None else _FOREIGN for a in arrays]
+        serials.append(plan is not None)
         if serials != self._serials:
             self._serials = []
+            own = _FOREIGN not in serials
+            if own and _ABSENT not in serials[:6] and output is not None:
+                operands = Operands._make(arrays)
+            else:
+                operands = operands_of(arrays)
             self._admit(operands, padded=plan is not None)
             self._set_addresses(operands)
-            self._serials = serials
-        self._launch(operands, stream_handle(stream), reuse_schedule)
+            arrays = operands
+            if own:
+                self._serials = serials
+        self._launch(arrays, stream_handle(stream), reuse_schedule)
 
     def _admit(self, operands: Operands, *, padded: bool) -> None:
         geometry = (geometry_of(operands), padded)
@@ -260,22 +281,23 @@ class PagedAttention:
         params.sin_cache = operands.sin_cache.pointer if rotary and operands.sin_cache else 0
         params.output = operands.output.pointer
         params.lse = 0 if operands.lse is None else operands.lse.pointer
+        self._maps_stale = self._map_plan is not None
 
-    def _launch(self, operands: Operands, stream: int, reuse_schedule: bool) -> None:
+    def _launch(self, arrays: tuple[object, ...], stream: int, reuse_schedule: bool) -> None:
         if self._params.tokens == 0:
             return
         driver = self.device.driver
-        driver.push_context(self.device.context)
+        others = driver.enter_context(self.device.context)
         try:
-            if not graph.retain(self, operands) and self._loose and driver.is_capturing(stream):
+            if not graph.retain(self, arrays) and self._loose and driver.is_capturing(stream):
                 _immortal.append((self._workspace, self._violations))
                 self._loose = False
             self._params.schedule_settled = reuse_schedule
-            for spec, launch in zip(self._step.launches, self._launchers, strict=True):
-                if not (reuse_schedule and spec.schedule):
-                    launch(stream)
+            for launch in self._settled_launchers if reuse_schedule else self._launchers:
+                launch(stream)
         finally:
-            driver.pop_context()
+            if others:
+                driver.pop_context()
 
     def explain(
         self, context_lens: Sequence[int] | None = None, query_lens: Sequence[int] | None = None

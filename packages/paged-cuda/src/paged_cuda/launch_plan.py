@@ -13,6 +13,7 @@ from paged_cuda._driver import DeviceProperties, Dim
 from paged_cuda.bounds import INT32_MAX, Bounds
 from paged_cuda.errors import ArgumentMismatch
 from paged_cuda.signature import KernelSignature
+from paged_cuda.tensor_maps import MapPlan
 from paged_cuda.workspace import WorkspaceLayout
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class LaunchSpec:
         shared_bytes: Dynamic shared memory a block.
         programmatic: Whether it may start before its predecessor ends; the kernel then waits by itself.
         schedule: Whether it writes the schedule, which steps with the same lengths may share.
+        maps: What its second argument tells the copy engine; None: it has no second argument.
     """
 
     signature: KernelSignature
@@ -38,6 +40,7 @@ class LaunchSpec:
     shared_bytes: int = 0
     programmatic: bool = False
     schedule: bool = False
+    maps: MapPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class PathOptions:
     Attributes:
         row_tile: Packed query rows of a block; None: chosen.
         split_rows: KV rows of a part, which makes results independent of the batch; 0: equal slices.
-        weight_terms: 16-bit terms of a softmax weight, 1 or 2.
+        weight_terms: 16-bit terms of a softmax weight, 1 or 2; None: the path's own choice.
         debug: Whether the kernels count violations.
 
     Raises:
@@ -56,7 +59,7 @@ class PathOptions:
 
     row_tile: int | None = None
     split_rows: int = 0
-    weight_terms: int = 2
+    weight_terms: int | None = None
     debug: bool = False
 
     def __post_init__(self) -> None:
@@ -69,7 +72,7 @@ class PathOptions:
                 _is_integer(self.split_rows) and 0 <= self.split_rows <= INT32_MAX,
                 f"an integer from 0 to {INT32_MAX}",
             ),
-            ("weight_terms", self.weight_terms, self.weight_terms in (1, 2), "1 or 2"),
+            ("weight_terms", self.weight_terms, self.weight_terms in (None, 1, 2), "None, 1 or 2"),
         ):
             if not holds:
                 raise ArgumentMismatch(name, name, repr(got), wanted)
@@ -129,6 +132,10 @@ class AttendPath(Protocol):
 
     def refuses(self, call: Call, properties: DeviceProperties, options: PathOptions) -> str | None:
         """Return why this path cannot serve the call on that GPU, or None."""
+        ...
+
+    def yields(self, call: Call, bounds: Bounds) -> str | None:
+        """Return why another path is measured to be faster, or None."""
         ...
 
     def plan(

@@ -7,6 +7,7 @@ twice.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +16,7 @@ from paged_cuda.arrays import DeviceArray, Geometry, Shape
 from paged_cuda.bounds import Bounds
 from paged_cuda.errors import ArgumentMismatch
 from paged_cuda.params import AttentionParams
-from paged_cuda.views import UNKNOWN_DEVICE
+from paged_cuda.views import UNKNOWN_DEVICE, device_view
 
 if TYPE_CHECKING:
     from paged_schema import Call
@@ -39,6 +40,19 @@ class Operands(NamedTuple):
 
 
 StepGeometry = tuple[Geometry | None, ...]
+_OPTIONAL = frozenset(("slot_mapping", "cos_cache", "sin_cache", "key_cache_out", "lse"))
+
+
+def operands_of(arrays: Sequence[object]) -> Operands:
+    """Return plain views of what a caller handed in, in the order of `Operands`.
+
+    Raises:
+        ArgumentMismatch: One is no array on a GPU, or one that is needed is missing.
+    """
+    return Operands._make(
+        None if array is None and name in _OPTIONAL else device_view(array, name)
+        for name, array in zip(Operands._fields, arrays, strict=True)
+    )
 
 
 def geometry_of(operands: Operands) -> StepGeometry:

@@ -49,6 +49,8 @@ _INTEGERS = (
     "rotary_offset",
     "rotary_rows",
     "rotary_interleaved",
+    "query_first",
+    "query_width",
     "local_window_size",
     "causal",
     "slices",

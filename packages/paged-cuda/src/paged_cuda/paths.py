@@ -13,6 +13,7 @@ from paged_cuda.bounds import Bounds
 from paged_cuda.errors import ArgumentMismatch
 from paged_cuda.launch_plan import AttendPath, LaunchSpec, PathOptions, PathPlan, StepPlan
 from paged_cuda.signature import append_signature, baseline_signature
+from paged_cuda.sm90_path import HopperPath
 from paged_cuda.split_path import SplitPath
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ class BaselinePath:
             return None
         return f"needs {needed} bytes of shared memory a block, the GPU has {properties.shared_bytes}"
 
+    def yields(self, call: Call, bounds: Bounds) -> None:
+        """Return None: nothing is measured to be faster than this among the paths after it."""
+
     def shared_bytes(self, call: Call) -> int:
         """Return the offsets and weights of a key tile, a query row and an accumulator, in bytes."""
         return self.KEY_TILE * (8 + 4) + 4 * ((call.head_size or 0) + (call.v_head_size or 0))
@@ -55,7 +59,7 @@ class BaselinePath:
         )
 
 
-PATHS: tuple[AttendPath, ...] = (SplitPath(), BaselinePath())
+PATHS: tuple[AttendPath, ...] = (HopperPath(), SplitPath(), BaselinePath())
 
 _DEFAULT_OPTIONS = PathOptions()
 _APPEND_THREADS = 128
@@ -67,7 +71,7 @@ def _append_launch(
 ) -> LaunchSpec:
     parts = 1
     if attend.workspace.nbytes_of("query_rotary"):
-        parts += -(-call.num_heads * (call.rotary_dim or 0) // _APPEND_PART)
+        parts += -(-call.num_heads * attend.constants["query_width"] // _APPEND_PART)
     blocks = min(bounds.max_tokens * parts, properties.multiprocessors * 16)
     return LaunchSpec(append_signature(call, debug=debug), (blocks, 1, 1), (_APPEND_THREADS, 1, 1))
 
@@ -93,6 +97,8 @@ def choose_path(
         if kernel not in ("auto", path.name):
             continue
         refusal = path.refuses(call, properties, options)
+        if refusal is None and kernel == "auto":
+            refusal = path.yields(call, bounds)
         if refusal is not None:
             refusals.append(f"{path.name}: {refusal}")
             continue

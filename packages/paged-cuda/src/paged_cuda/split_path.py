@@ -43,6 +43,9 @@ class SplitPath:
             return f"no tile fits {properties.shared_bytes} bytes of shared memory"
         return None
 
+    def yields(self, call: Call, bounds: Bounds) -> None:
+        """Return None: nothing is measured to be faster than this among the paths after it."""
+
     def plan(
         self, call: Call, bounds: Bounds, properties: DeviceProperties, options: PathOptions
     ) -> PathPlan:
@@ -72,7 +75,7 @@ class SplitPath:
             multiprocessors=properties.multiprocessors,
             blocks_per_multiprocessor=shape.blocks_per_multiprocessor,
             split_rows=options.split_rows,
-            query_width=(call.rotary_dim or 0) if call.rotary else 0,
+            query_channels=(call.rotary_offset, call.rotary_dim or 0) if call.rotary else (0, 0),
             description=_describe(shape),
         )
 
@@ -83,7 +86,7 @@ class SplitPath:
             row_tile,
             call.head_size or 0,
             call.v_head_size or 0,
-            weight_terms=options.weight_terms,
+            weight_terms=options.weight_terms or 2,
             shared_bytes=properties.shared_bytes,
             shared_bytes_multiprocessor=properties.shared_bytes_multiprocessor,
         )

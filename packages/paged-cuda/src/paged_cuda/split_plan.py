@@ -98,7 +98,7 @@ def split_plan(
     multiprocessors: int,
     blocks_per_multiprocessor: int,
     split_rows: int,
-    query_width: int,
+    query_channels: tuple[int, int],
     description: str,
 ) -> PathPlan:
     """Return schedule, attend and combine around one attend kernel.
@@ -111,7 +111,8 @@ def split_plan(
         multiprocessors: Of the GPU.
         blocks_per_multiprocessor: Blocks of the attend kernel that run at once on one.
         split_rows: KV rows of a part under a fixed split, else 0.
-        query_width: Channels of a query head that append writes for the kernel; 0: none.
+        query_channels: First and number of the channels of a query head that append writes, rotated, for the
+            kernel; (0, 0): none.
         description: The tiles, in words.
 
     Raises:
@@ -151,8 +152,10 @@ def split_plan(
         "max_items": sizes.max_items,
         "max_parts": sizes.slots if sizes.chunk else 0,
         "combine_entries": sizes.combine_entries,
+        "query_first": query_channels[0],
+        "query_width": query_channels[1],
     }
-    workspace = _workspace(call, bounds, tiles, sizes, query_width)
+    workspace = _workspace(call, bounds, tiles, sizes, query_channels[1])
     return PathPlan((schedule, attend(sizes), combine), workspace, constants, description)
 
 

@@ -34,6 +34,8 @@ def stream_handle(stream: object) -> int:
     """
     if type(stream) is int:
         return stream
+    if type(stream) is Stream:
+        return stream.handle
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         # Some libraries offer the pair as an attribute, not as a method.

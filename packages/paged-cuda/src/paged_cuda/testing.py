@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
-from paged_cuda._driver import DeviceProperties, Dim, Driver, Launcher
+from paged_cuda._driver import DeviceProperties, Dim, Driver, Launcher, TensorMapGeometry
 from paged_cuda._fake_memory import FakeVirtualMemory
 from paged_cuda.errors import DriverError
 
@@ -55,6 +55,7 @@ class FakeDriver(FakeVirtualMemory):
         memory: Live device allocations by address.
         capturing: Streams under capture and what they have recorded.
         limit: Device bytes that can be allocated or created as handles; one beyond it fails.
+        tensor_maps: What was last encoded at each host address.
         failing: Calls still to come of a method until one fails, by its name: 1 fails the next.
     """
 
@@ -69,6 +70,7 @@ class FakeDriver(FakeVirtualMemory):
         self.contexts: list[int] = []
         self.symbols: dict[int, str] = {}
         self._properties = properties
+        self.tensor_maps: dict[int, TensorMapGeometry] = {}
         self._devices = devices
         self._pinned: dict[int, ctypes.Array[ctypes.c_char]] = {}
         self._next = 0x1000
@@ -100,6 +102,15 @@ class FakeDriver(FakeVirtualMemory):
     def pop_context(self) -> None:
         self._enter("pop_context")
         self.contexts.pop()
+
+    def enter_context(self, context: int) -> bool:
+        self._enter("enter_context")
+        if not self.contexts:
+            self.contexts.append(context)
+        if self.contexts[-1] == context:
+            return False
+        self.push_context(context)
+        return True
 
     def allocate(self, nbytes: int) -> int:
         self._enter("allocate")
@@ -178,7 +189,7 @@ class FakeDriver(FakeVirtualMemory):
         grid: Dim,
         block: Dim,
         shared_bytes: int,
-        params: ctypes.Structure,
+        arguments: tuple[ctypes.Structure, ...],
         *,
         programmatic: bool = False,
     ) -> Launcher:
@@ -186,10 +197,18 @@ class FakeDriver(FakeVirtualMemory):
 
         def launch(stream: int) -> None:
             self._enter("launch")
-            record = Launched(function, symbol, grid, block, shared_bytes, bytes(params), stream)
+            record = Launched(function, symbol, grid, block, shared_bytes, bytes(arguments[0]), stream)
             self.capturing.get(stream, self.launched).append(record)
 
         return launch
+
+    def encode_tensor_map(self, address: int, geometry: TensorMapGeometry) -> None:
+        self._enter("encode_tensor_map")
+        if address % 64 or geometry.address % 16 or any(stride % 16 for stride in geometry.strides):
+            raise DriverError(
+                "driver-call", "cuTensorMapEncodeTiled", "CUDA_ERROR_INVALID_VALUE", "CUDA_SUCCESS"
+            )
+        self.tensor_maps[address] = geometry
 
     def is_capturing(self, stream: int) -> bool:
         self._enter("is_capturing")

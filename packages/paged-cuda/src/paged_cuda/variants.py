@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from paged_cuda.signature import ElementType, KernelSignature, combine_signature
+from paged_cuda.sm90_shape import ROW_TILE, shape_for
 from paged_cuda.split_shape import ROW_TILES, shapes_for
 
 # Compute capability 9.0 loads sm_90a: only there do Hopper's own instructions exist, and no other GPU
@@ -102,7 +103,28 @@ def _split_signatures(dtype: ElementType, shared_bytes: int) -> Iterator[KernelS
                     yield combine_signature(dtype, sizes[1], row_tile=row_tile, column_parts=column_parts)
 
 
-VARIANTS: tuple[Variant, ...] = (*_baseline(), *_split())
+# Loading and computing share 65,536 registers; of the widest rows a few values wait in memory while a query is
+# taken, outside the loops over tiles.
+_HOPPER_LOCAL_BYTES = {(576, 512): 24, (512, 512): 8}
+
+
+def _hopper() -> list[Variant]:
+    found = []
+    for dtype in get_args(ElementType):
+        for sizes in _HEAD_SIZES:
+            shape = shape_for(*sizes, _HOPPER_BYTES)
+            if shape:
+                limit = _HOPPER_LOCAL_BYTES.get(sizes, 0)
+                found.append(Variant(shape.signature(dtype, *sizes), limit, architectures=("sm_90a",)))
+                for column_parts in (1, 2, 4, 8) if sizes in _TALL_HEAD_SIZES else (1, 8):
+                    combine = combine_signature(dtype, sizes[1], row_tile=ROW_TILE, column_parts=column_parts)
+                    found.append(Variant(combine, architectures=("sm_90a",)))
+    return found
+
+
+# A combine kernel of both tensor-core paths is listed once, where it ships more widely.
+_ALL = {variant.signature: variant for variant in (*_hopper(), *_baseline(), *_split())}
+VARIANTS: tuple[Variant, ...] = tuple(_ALL.values())
 _BY_SIGNATURE = {variant.signature: variant for variant in VARIANTS}
 # What nobody compiled before may touch local memory a little, and is right all the same.
 _ON_DEMAND_LOCAL_BYTES = 64

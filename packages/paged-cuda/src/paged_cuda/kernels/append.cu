@@ -1,7 +1,7 @@
 // Append: rotate every new latent row and write it to its slot; where the path asks for it, rotate the queries too.
 //
 // Rows without a slot, and tokens that no sequence owns, are left out. A block takes one part of a token at a time: part 0
-// is the key's row, the others are kPartChannels rotary channels of the query each. Reads `key` and `query`, writes
+// is the key's row, the others are kPartChannels of the query's channels each. Reads `key` and `query`, writes
 // `key_cache` and `query_rotary`. Launched as an ordinary kernel: everything before it is complete when it starts.
 #include "layout/cache.cuh"
 #include "layout/sequence.cuh"
@@ -20,16 +20,16 @@ __device__ __forceinline__ void write_key(const AttentionParams& p, const Token&
 }
 
 __device__ __forceinline__ void rotate_query(const AttentionParams& p, const Token& owner, i64 token, i32 part) {
-  const i32 channels = p.num_heads * p.rotary_dim, end = min(channels, (part + 1) * kPartChannels);
+  const i32 channels = p.num_heads * p.query_width, end = min(channels, (part + 1) * kPartChannels);
   for (i32 c = part * kPartChannels + threadIdx.x; c < end; c += kThreads) {
-    const u16* query = p.query + token * p.query_stride + (i64)(c / p.rotary_dim) * p.head_size;
-    p.query_rotary[token * channels + c] = rotary_channel(p, query, p.rotary_offset + c % p.rotary_dim, owner.position);
+    const u16* query = p.query + token * p.query_stride + (i64)(c / p.query_width) * p.head_size;
+    p.query_rotary[token * channels + c] = rotary_channel(p, query, p.query_first + c % p.query_width, owner.position);
   }
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2) SYMBOL(const __grid_constant__ AttentionParams p) {
   let_next_kernel_start();
-  const i32 parts = p.query_rotary ? 1 + (p.num_heads * p.rotary_dim + kPartChannels - 1) / kPartChannels : 1;
+  const i32 parts = p.query_rotary ? 1 + (p.num_heads * p.query_width + kPartChannels - 1) / kPartChannels : 1;
   for (i64 i = blockIdx.x; i < (i64)p.tokens * parts; i += gridDim.x) {
     const i64 token = i / parts;
     const i32 part = (i32)(i % parts);

@@ -176,9 +176,9 @@ struct Loader {
       const bool live = row < rows && c < kChunks;
       const u16* source = p.query;
       if (live) {
-        const int rotary_c = c - p.rotary_offset / 8;
-        if (p.query_rotary && (u32)rotary_c < (u32)p.rotary_dim / 8)
-          source = p.query_rotary + (row0 + row) * p.rotary_dim + rotary_c * 8;
+        const int rotary_c = c - p.query_first / 8;
+        if (p.query_rotary && (u32)rotary_c < (u32)p.query_width / 8)
+          source = p.query_rotary + (row0 + row) * p.query_width + rotary_c * 8;
         else
           source += packed_row_offset((u32)row0 + row, p.num_heads, p.query_stride, HEAD_SIZE) + c * 8;
       }

@@ -19,7 +19,7 @@ struct AttentionParams {
   float* lse;                             // (tokens, num_heads) natural log, or null
   u64* violations;                        // debug kernels only, see layout/violations.cuh
   // Regions of the workspace, null where the path has no such region.
-  u16* query_rotary;           // (tokens, num_heads, rotary_dim): the rotated part of the query
+  u16* query_rotary;           // (tokens, num_heads, query_width): the query's channels from query_first on, rotated
   struct Item* items;          // (max_items)
   struct SliceStart* starts;   // (slices + 1)
   struct SplitItem* splits;
@@ -47,6 +47,8 @@ struct AttentionParams {
   i32 rotary_offset;
   i32 rotary_rows;
   i32 rotary_interleaved;
+  i32 query_first;  // the channels of query_rotary: all rotated ones, and others as the path likes
+  i32 query_width;
   i32 local_window_size;  // <= 0: unlimited
   i32 causal;
   // The split schedule, from bounds alone (layout/schedule.cuh).

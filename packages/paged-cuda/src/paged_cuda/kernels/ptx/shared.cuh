@@ -25,6 +25,22 @@ __device__ __forceinline__ int4 load_s32x4(u32 a) {
   return v;
 }
 
+__device__ __forceinline__ float load_f32(u32 a) {
+  float v;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(a) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ i32 load_s32(u32 a) {
+  i32 v;
+  asm volatile("ld.shared.s32 %0, [%1];" : "=r"(v) : "r"(a) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void store_s32(u32 a, i32 v) {
+  asm volatile("st.shared.s32 [%0], %1;" ::"r"(a), "r"(v) : "memory");
+}
+
 __device__ __forceinline__ void store_f32(u32 a, float v) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(a), "f"(v) : "memory");
 }

@@ -1,0 +1,747 @@
+// Split-KV attention over a paged LATENT cache on wgmma and bulk tensor copies (sm_90a).
+//
+// One CTA works through one slice of the schedule with one tile of 64 packed query rows. A run of KV tiles of one item is a
+// fragment; it ends in output rows or in one partial. Four warpgroups, three roles:
+//   scores   (warpgroup 0)     S = Q K^T and softmax; weights P go to shared memory. HELD_SLABS of the query's 64-channel slabs stay in
+//                              registers as A fragments, the others in shared memory. S is double-buffered: the softmax of a tile
+//                              is worked off between the wgmma of the next, as issuing wgmma blocks a warp until the tensor cores
+//                              take it.
+//   outputs  (warpgroups 1, 2) O += P V, half of the columns each; V is the very tile that was K, read transposed
+//   loading  (warp 12)         walks the slice, issues all copies; its three sister warps leave at once
+// With scores on one warpgroup and O on two there is no exchange of P or of maxima between warpgroups, and Q can leave shared
+// memory, which pays for a deep ring of small tiles.
+//
+// Barriers (all mbarriers; nothing joins the whole CTA after the start):
+//   full[s]           bytes of stage s landed: 1 arrival + bytes        scores, outputs wait
+//   empty[s]          stage s may be overwritten: 8 arrivals            loading waits. KV tile: one of each output warp once its products
+//                     are complete, which implies that the scores are. Query tile: two of each score warp.
+//   weights_full[b]   P buffer b written: 4 arrivals, one a score warp  outputs wait
+//   weights_empty[b]  P buffer b read: 8 arrivals                       scores wait
+// Fences between the proxies:
+//   P, zeroed rows of a stage and kept query slabs are generic stores that wgmma reads: each storing thread fences, then arrives or
+//   meets the named barrier before anyone issues the wgmma. Stores to a stage precede the fences and arrivals through which
+//   the loading warp learns that it may overwrite it. Landed bytes are read after the wait on full, in each role.
+// The fragment's record travels in shared memory, written before the arrival on its first query stage. A fragment takes at least two
+// stages, so with kFragments records none is overwritten before the outputs of its fragment are stored.
+//
+// Rows of the cache that the item must not see are never multiplied: unmapped pages arrive as zeros, and rows of a tile before
+// or behind the item's keys are zeroed once landed, as 0 * NaN is NaN. Both are masked in S.
+// The maximum follows a row only when it grew by more than 2^kLazy, so O is seldom rescaled.
+// Weights are rounded to 16 bits for the product with V; an item with at most `two_term_keys` keys adds what rounding left over
+// as a second term. All sums have a fixed order: results repeat bit for bit.
+//
+// Macros: BF16 HEAD_SIZE V_HEAD_SIZE KV_TILE STAGES HELD_SLABS SHARED_BYTES
+#include "layout/output.cuh"
+#include "layout/schedule.cuh"
+#include "layout/tensor_maps.cuh"
+#include "math/partial.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/base2.cuh"
+#include "ptx/dependency.cuh"
+#include "ptx/matrix.cuh"
+#include "ptx/shared.cuh"
+#include "ptx/store_matrix.cuh"
+#include "ptx/tensor_copy.cuh"
+#include "ptx/warpgroup.cuh"
+
+constexpr int kRows = 64, kThreads = 512;
+constexpr int kQuerySlabs = (HEAD_SIZE + 63) / 64, kHeld = HELD_SLABS, kKept = kQuerySlabs - kHeld;
+constexpr int kSlabs = kQuerySlabs > kVPadded / 64 ? kQuerySlabs : kVPadded / 64;
+constexpr int kSlabBytes = KV_TILE * 128, kStageBytes = kSlabs * kSlabBytes;
+constexpr int kQueryStages = kRows / KV_TILE;           // stages that carry a query tile
+constexpr int kScores = KV_TILE / 2;                    // of a thread: two rows
+constexpr int kColumns = kVPadded / 2;                  // of an output warpgroup
+constexpr int kAhead = kQuerySlabs >= 6 ? 2 : 1;        // slabs of the next tile's scores that are issued before this tile's are complete
+constexpr int kFragments = 8;
+constexpr int kScoreThreads = 128, kScoreWarps = 4, kOutputWarps = 8;
+constexpr float kLazy = 8.f;
+
+constexpr int kWeightBytes = KV_TILE == 32 ? 8192 : 16384;   // both buffers; two of 32 columns share one 128-byte row
+constexpr int kKeptOffset = STAGES * kStageBytes;
+constexpr int kWeightOffset = kKeptOffset + kKept * kRows * 128;
+constexpr int kRemainderOffset = kWeightOffset + kWeightBytes;
+constexpr int kRescaleOffset = kRemainderOffset + kWeightBytes;
+constexpr int kInverseOffset = kRescaleOffset + 2 * kRows * 4;
+constexpr int kGrewOffset = kInverseOffset + 2 * kRows * 4;
+constexpr int kFragmentOffset = kGrewOffset + 2 * kScoreWarps * 4;
+constexpr int kFragmentBytes = 64;
+constexpr int kBarrierOffset = kFragmentOffset + kFragments * kFragmentBytes;
+constexpr int kMappedOffset = kBarrierOffset + 8 * (2 * STAGES + 4);
+constexpr int kSharedBytes = kMappedOffset + (STAGES + 1) / 2 * 8;
+
+static_assert(kSharedBytes == SHARED_BYTES, "the host asks for what the kernel lays out");
+static_assert(KV_TILE == 32 || KV_TILE == 64, "tiles that the wrappers know");
+static_assert(kHeld >= 1 && kKept >= 0 && kQuerySlabs <= 9 && kVPadded <= 512, "registers");
+static_assert(STAGES > kQueryStages, "a query and a key tile");
+static_assert(2 * kFragments > STAGES + 2, "records outlive the outputs of their fragment");
+
+constexpr int steps_of(int slab) { return slab * 64 + 64 <= HEAD_SIZE ? 4 : (HEAD_SIZE - slab * 64 + 15) / 16; }
+
+// A run of KV tiles of one item, as the loading warp describes it to the others: words of the record.
+enum Word : int {
+  kRow0 = 1,       // first packed row of the tile, counted over the call
+  kLiveRows = 2,   // of the item from there on
+  kPast = 3,       // cached length
+  kFirst = 4,      // first packed row of the tile, counted from the request's first token
+  kKvEnd = 5,      // no row sees this position or a later one
+  kItemTiles = 6,  // KV tiles of the whole item
+  kPosition = 8,   // of the first KV row, a multiple of KV_TILE
+  kTiles = 9,
+  kSlot = 10,      // of the partial; -1: whole, the output itself
+  kLast = 11,      // whether the slice ends here
+};
+
+struct Shared {
+  u32 base;
+  __device__ __forceinline__ u32 stage(int s) const { return base + s * kStageBytes; }
+  __device__ __forceinline__ u32 full(int s) const { return base + kBarrierOffset + 8 * s; }
+  __device__ __forceinline__ u32 empty(int s) const { return base + kBarrierOffset + 8 * (STAGES + s); }
+  __device__ __forceinline__ u32 weights_full(int b) const { return base + kBarrierOffset + 8 * (2 * STAGES + b); }
+  __device__ __forceinline__ u32 weights_empty(int b) const { return base + kBarrierOffset + 8 * (2 * STAGES + 2 + b); }
+  __device__ __forceinline__ u32 mapped(int s) const { return base + kMappedOffset + 4 * s; }
+  __device__ __forceinline__ u32 fragment(int f) const { return base + kFragmentOffset + f % kFragments * kFragmentBytes; }
+  __device__ __forceinline__ static int word(u32 fragment, Word w) { return load_s32(fragment + 4 * w); }
+};
+
+// Position in the ring and its phase.
+struct Ring {
+  int stage = 0, phase = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == STAGES) { stage = 0; phase ^= 1; }
+  }
+  __device__ __forceinline__ int before() const { return stage == 0 ? STAGES - 1 : stage - 1; }
+};
+// The two buffers of weights.
+struct Buffers {
+  int buffer = 0, phase = 0;
+  __device__ __forceinline__ void advance() {
+    buffer ^= 1;
+    phase ^= buffer == 0;
+  }
+};
+
+// ---------------------------------------------------------------------------------------------------------------- loading
+
+// The lane, read anew: what is derived from it is then computed where it is used and holds no register of the loading warp's few.
+__device__ __forceinline__ int lane_now() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
+// Walks the slice with few registers: an item's record lies one word a lane, as do 32 entries of its block table.
+struct Walk {
+  const AttentionParams& p;
+  int index, left, tile, tile_end;
+  int words, next_words;     // of this item and the next
+  int pages, pages_ahead;    // the current entries, and those of the next chunk or of the next item
+
+  __device__ explicit Walk(const AttentionParams& params) : p(params) {
+    const int lane = lane_now();
+    const i32* const start = (const i32*)(p.starts + blockIdx.x / p.row_tiles);
+    const int word = lane < 16 ? start[lane] : 0;
+    index = __shfl_sync(~0u, word, 0);
+    left = __shfl_sync(~0u, word, 2);
+    words = __shfl_sync(~0u, word, (lane & 7) + 4);
+    enter(__shfl_sync(~0u, word, 1));
+    pages = entries(words, chunk_of(tile));
+  }
+  __device__ __forceinline__ static int field(int words, int k) { return __shfl_sync(~0u, words, k); }
+  __device__ __forceinline__ int row0() const { return field(words, 1); }
+  __device__ __forceinline__ int kv_end() const { return field(words, 5); }
+  __device__ __forceinline__ int tiles() const { return field(words, 6); }
+  __device__ __forceinline__ int part() const { return field(words, 7); }
+
+  __device__ __forceinline__ int tile_first_of(int item_words) const {
+    if (p.local_window_size <= 0) return 0;
+    return visible_begin(field(item_words, 3) + (u32)field(item_words, 4) / (u32)p.num_heads, p.local_window_size) / KV_TILE;
+  }
+  __device__ __forceinline__ int chunk_of(int t) const { return (t * KV_TILE >> p.block_shift) >> 5; }
+  __device__ __forceinline__ int entries(int item_words, int chunk) const {
+    const int e = chunk * 32 + lane_now(), sequence = field(item_words, 0), end = field(item_words, 5);
+    return e < p.max_blocks && ((i64)e << p.block_shift) < end ? p.block_table[sequence * p.table_stride + e] : -1;
+  }
+  __device__ __forceinline__ void enter(int offset) {
+    const int tile_first = tile_first_of(words);
+    tile = tile_first + offset;
+    tile_end = tile_first + tiles();
+    next_words = left > tile_end - tile ? ((const i32*)(p.items + index + 1))[lane_now() & 7] : 0;
+  }
+  // Reads under load cost microseconds: called once the first tile of a chunk is on its way, for the entries after this chunk.
+  __device__ __forceinline__ void look_ahead() {
+    const int chunk = chunk_of(tile) + 1;
+    if (((i64)chunk * 32 << p.block_shift) < kv_end()) pages_ahead = entries(words, chunk);
+    else if (left > tile_end - tile) pages_ahead = entries(next_words, chunk_of(tile_first_of(next_words)));
+  }
+  __device__ __forceinline__ void next_item() {
+    words = next_words;
+    index++;
+    enter(0);
+    pages = pages_ahead;
+  }
+  // Page of the position `offset` rows into the current tile, -1 where there is none.
+  __device__ __forceinline__ int page_at(int offset) const {
+    const int page = __shfl_sync(~0u, pages, ((tile * KV_TILE + offset) >> p.block_shift) & 31);
+    return (u32)page < (u32)p.num_blocks ? page : -1;
+  }
+};
+
+// Writes the record of the fragment that starts at the current tile.
+__device__ __forceinline__ void describe(const Walk& walk, u32 record, int tiles, bool first_fragment) {
+  const AttentionParams& p = walk.p;
+  const int tile_first = walk.tile_end - walk.tiles(), part = walk.part();
+  const bool whole = walk.tile == tile_first && walk.tile + tiles == walk.tile_end;
+  int slot = -1;
+  if (!whole) slot = p.chunk ? part + walk.tile / p.chunk - tile_first / p.chunk : 2 * (int)(blockIdx.x / p.row_tiles) + (first_fragment ? 0 : 1);
+  const int tile_row = blockIdx.x % p.row_tiles * kRows, k = lane_now();
+  int word = walk.words;
+  if (k == kRow0 || k == kFirst) word += tile_row;
+  if (k == kLiveRows) word -= tile_row;
+  if (k == kPosition) word = walk.tile * KV_TILE;
+  if (k == kTiles) word = tiles;
+  if (k == kSlot) word = slot;
+  if (k == kLast) word = tiles == walk.left;
+  if (k <= kLast) store_s32(record + 4 * k, word);
+  __syncwarp();
+}
+
+// The query goes through the ring in front of its keys: prefetched in order, never behind a full ring of keys.
+__device__ __forceinline__ void load_query(const Walk& walk, const TensorMaps& maps, u32 stage, u32 full, int first_row) {
+  const u32 row0 = walk.row0() + blockIdx.x % walk.p.row_tiles * kRows + first_row;
+#pragma unroll 1
+  for (int k = lane_now(); k < kQuerySlabs * (KV_TILE / maps.query_box); k += 32) {
+    const int slab = k % kQuerySlabs, row = k / kQuerySlabs * maps.query_box;
+    const u32 token = row0 + row < (u32)maps.query_rows ? 0 : (row0 + row) / (u32)maps.query_rows, y = row0 + row - token * maps.query_rows;
+    const int rotary = slab - maps.rotary_slab;
+    const bool rotated = (u32)rotary < (u32)maps.rotary_slabs;
+    copy_box(stage + slab * kSlabBytes + row * 128, rotated ? maps.query_rotary : maps.query, full, (rotated ? rotary : slab) * 64, y, token);
+  }
+}
+
+__device__ __forceinline__ void load(const AttentionParams& p, const TensorMaps& maps, const Shared& shared) {
+  if (lane_now() < 3) prefetch_tensor_map(lane_now() == 0 ? maps.key_cache : lane_now() == 1 ? maps.query : maps.query_rotary);
+  Walk walk(p);
+  wait_for_previous_kernels();
+  Ring ring;
+  ring.phase = 1;
+#pragma unroll 1
+  for (int fragment = 0; walk.left > 0; fragment++) {
+    int stop = min(walk.tile_end, walk.tile + walk.left);
+    if (p.chunk) stop = min(stop, walk.tile - walk.tile % p.chunk + p.chunk);
+#pragma unroll 1
+    for (int q = 0; q < kQueryStages; q++) {
+      barrier_wait(shared.empty(ring.stage), ring.phase);
+      if (q == 0) describe(walk, shared.fragment(fragment), stop - walk.tile, fragment == 0);
+      if (lane_now() == 0) barrier_arrive_expecting(shared.full(ring.stage), kQuerySlabs * kSlabBytes);
+      __syncwarp();
+      load_query(walk, maps, shared.stage(ring.stage), shared.full(ring.stage), q * KV_TILE);
+      ring.advance();
+    }
+    bool new_chunk = true;
+#pragma unroll 1
+    while (walk.tile < stop) {
+      const int lane = lane_now(), box = min(1 << p.block_shift, KV_TILE), row = lane / kSlabs * box, page = walk.page_at(row);
+      const u32 mapped = __ballot_sync(~0u, walk.page_at(lane * 16 % KV_TILE) >= 0) & ((1u << KV_TILE / 16) - 1);
+      barrier_wait(shared.empty(ring.stage), ring.phase);
+      if (lane == 0) {
+        store_s32(shared.mapped(ring.stage), mapped);
+        barrier_arrive_expecting(shared.full(ring.stage), kStageBytes);
+      }
+      __syncwarp();
+      if (row < KV_TILE)
+        copy_box(shared.stage(ring.stage) + lane % kSlabs * kSlabBytes + row * 128, maps.key_cache, shared.full(ring.stage), lane % kSlabs * 64,
+                 (walk.tile * KV_TILE + row) & ((1 << p.block_shift) - 1), page);
+      ring.advance();
+      if (new_chunk) walk.look_ahead();
+      walk.left--;
+      walk.tile++;
+      new_chunk = walk.chunk_of(walk.tile) != walk.chunk_of(walk.tile - 1);
+      if (new_chunk && walk.tile < walk.tile_end) walk.pages = walk.pages_ahead;
+    }
+    if (walk.left > 0 && walk.tile == walk.tile_end) walk.next_item();
+  }
+}
+
+// ----------------------------------------------------------------------------------------------------------------- scores
+
+__device__ __forceinline__ void meet_score_warps() { asm volatile("bar.sync 1, %0;" ::"n"(kScoreThreads) : "memory"); }
+
+// A loop whose index is a constant expression in every round.
+template <int kValue>
+struct Constant { static constexpr int value = kValue; };
+template <int kBegin, int kEnd, class Body>
+__device__ __forceinline__ void unrolled(const Body& body) {
+  if constexpr (kBegin < kEnd) {
+    body(Constant<kBegin>{});
+    unrolled<kBegin + 1, kEnd>(body);
+  }
+}
+
+// One slab of S = Q K^T. Slabs in registers come first: k = 0 starts the sum.
+template <int k>
+__device__ __forceinline__ void multiply_slab(float* s, const u32* query, u64 kept, u64 keys) {
+  constexpr int slab = k < kHeld ? kKept + k : k - kHeld;
+  unrolled<0, steps_of(slab)>([&](auto step) {
+    constexpr int j = decltype(step)::value;
+    const u64 b = keys + slab * (kSlabBytes >> 4) + j * 2;
+    if constexpr (k == 0 && j == 0) start_scores(s, query, b);
+    else if constexpr (k < kHeld) add_scores(s, query + 16 * k + 4 * j, b);
+    else add_scores_shared(s, kept + slab * (kRows * 128 >> 4) + j * 2, b);
+  });
+}
+
+struct Scorer {
+  const AttentionParams& p;
+  const Shared shared;
+  const int thread, lane, warp, row;      // the first of the thread's two rows, eight apart
+  const u32 opaque;                       // a value that the compiler cannot know
+  // Logits in base 2 are score * factor. Where that keeps their order and their range, the factor is applied with the
+  // exponential and `slope` is the factor; else it is applied first and the slope is 1.
+  const float factor, slope;
+  Ring ring;
+  Buffers buffers;
+  float top0, top1, sum0, sum1, rescale0, rescale1;   // the maximum followed, this thread's share of the sum
+  float new0, new1;
+  u32 weights[4], remainder[4];                       // an A fragment in the making
+  int position;                                       // of the tile that the softmax is at
+  int kv_end, clean_begin, clean_end;                 // keys of the item; keys that every row sees
+  u32 mapped, mapped_ahead;                           // 16-row groups whose pages exist: of that tile and the next
+  bool grew;
+
+  // Keeps the compiler from moving the softmax across the wgmma between which it was written: a loop that never runs ends
+  // the basic block.
+  __device__ __forceinline__ void stay() const {
+    u32 z = opaque;
+    while (z == 0x7fffffffu) z = load_s32(shared.base + kFragmentOffset);
+  }
+
+  __device__ __forceinline__ void enter(u32 fragment) {
+    position = Shared::word(fragment, kPosition);
+    kv_end = Shared::word(fragment, kKvEnd);
+    const int past = Shared::word(fragment, kPast), first = Shared::word(fragment, kFirst);
+    const int last = first + min(Shared::word(fragment, kLiveRows), kRows) - 1;
+    clean_begin = p.local_window_size > 0 ? visible_begin(past + (u32)last / (u32)p.num_heads, p.local_window_size) : 0;
+    clean_end = p.causal ? min(past + (int)((u32)first / (u32)p.num_heads) + 1, kv_end) : kv_end;
+    top0 = top1 = kStartMax;
+    sum0 = sum1 = 0.f;
+  }
+
+  // Waits for a tile of keys and zeroes the rows of it that the item must not see.
+  __device__ __forceinline__ void acquire_keys(int kv_begin, int tile_position) {
+    barrier_wait(shared.full(ring.stage), ring.phase);
+    mapped = mapped_ahead;
+    mapped_ahead = load_s32(shared.mapped(ring.stage));
+    if (tile_position >= kv_begin && tile_position + KV_TILE <= kv_end) return;
+    const int dead_before = max(kv_begin - tile_position, 0), first_behind = max(min(kv_end - tile_position, KV_TILE), dead_before);
+    const int dead = dead_before + KV_TILE - first_behind;
+#pragma unroll 1
+    for (int k = thread; k < dead * kSlabs * 8; k += kScoreThreads) {
+      const int d = k / (kSlabs * 8), word = k - d * (kSlabs * 8), r = d < dead_before ? d : d - dead_before + first_behind;
+      store_s32x4(shared.stage(ring.stage) + (word >> 3) * kSlabBytes + r * 128 + (word & 7) * 16, 0, 0, 0, 0);
+    }
+    publish_to_async_proxy();
+    meet_score_warps();
+  }
+
+  // Turns scores into what the exponential takes, masked.
+  __device__ __forceinline__ void finish_scores(float* s, u32 fragment) {
+    if (slope == 1.f) {
+      if (p.softcap > 0.f) {
+#pragma unroll
+        for (int j = 0; j < kScores; j++) s[j] = p.softcap * kLog2E * (1.f - 2.f * reciprocal_fast(exp2_fast(s[j] * factor) + 1.f));   // tanh
+      } else {
+#pragma unroll
+        for (int j = 0; j < kScores; j++) s[j] *= factor;
+      }
+    }
+    if (position >= clean_begin && position + KV_TILE <= clean_end && mapped == (1u << KV_TILE / 16) - 1) return;
+    const int past = Shared::word(fragment, kPast), first = Shared::word(fragment, kFirst) + row;
+    const int at0 = past + (u32)first / (u32)p.num_heads, at1 = past + (u32)(first + 8) / (u32)p.num_heads;
+    const int from0 = visible_begin(at0, p.local_window_size) - position, from1 = visible_begin(at1, p.local_window_size) - position;
+    const int to0 = (p.causal ? min(at0 + 1, kv_end) : kv_end) - position, to1 = (p.causal ? min(at1 + 1, kv_end) : kv_end) - position;
+#pragma unroll
+    for (int j = 0; j < kScores; j++) {
+      const int column = (j >> 2) * 8 + (lane & 3) * 2 + (j & 1);
+      const bool seen = column >= (j & 2 ? from1 : from0) && column < (j & 2 ? to1 : to0) && (mapped >> (j >> 3) & 1);
+      if (!seen) s[j] = kMasked;
+    }
+  }
+  __device__ __forceinline__ void find_maximum(const float* s) {
+    new0 = fmaxf(s[0], s[1]);
+    new1 = fmaxf(s[2], s[3]);
+#pragma unroll
+    for (int j = 4; j < kScores; j += 4) {
+      new0 = fmaxf(new0, fmaxf(s[j], s[j + 1]));
+      new1 = fmaxf(new1, fmaxf(s[j + 2], s[j + 3]));
+    }
+    new0 = fmaxf(new0, __shfl_xor_sync(~0u, new0, 1));
+    new1 = fmaxf(new1, __shfl_xor_sync(~0u, new1, 1));
+  }
+  __device__ __forceinline__ void follow_maximum() {
+    new0 = fmaxf(new0, __shfl_xor_sync(~0u, new0, 2));
+    new1 = fmaxf(new1, __shfl_xor_sync(~0u, new1, 2));
+    const bool grew0 = (new0 - top0) * slope > kLazy, grew1 = (new1 - top1) * slope > kLazy;
+    grew = __any_sync(~0u, grew0 || grew1);
+    new0 = grew0 ? new0 : top0;
+    new1 = grew1 ? new1 : top1;
+    rescale0 = exp2_fast((top0 - new0) * slope);
+    rescale1 = exp2_fast((top1 - new1) * slope);
+    top0 = new0;
+    top1 = new1;
+    sum0 *= rescale0;
+    sum1 *= rescale1;
+  }
+  // Weights of n8 column block `block`; every second one completes an A fragment, which goes to shared memory.
+  template <int kTerms>
+  __device__ __forceinline__ void weigh(const float* s, int block) {
+    const float low0 = -top0 * slope, low1 = -top1 * slope;
+    const float a = exp2_fast(fmaf(s[4 * block], slope, low0)), b = exp2_fast(fmaf(s[4 * block + 1], slope, low0));
+    const float c = exp2_fast(fmaf(s[4 * block + 2], slope, low1)), d = exp2_fast(fmaf(s[4 * block + 3], slope, low1));
+    sum0 += a + b;
+    sum1 += c + d;
+    const int h = block & 1;
+    weights[2 * h] = pack_pair(a, b);
+    weights[2 * h + 1] = pack_pair(c, d);
+    if constexpr (kTerms == 2) {
+      const float2 x = unpack_pair(weights[2 * h]), y = unpack_pair(weights[2 * h + 1]);
+      remainder[2 * h] = pack_pair(a - x.x, b - x.y);
+      remainder[2 * h + 1] = pack_pair(c - y.x, d - y.y);
+    }
+    if (block == 1) barrier_wait(shared.weights_empty(buffers.buffer), buffers.phase ^ 1);
+    if (h) {
+      const u32 chunk = (KV_TILE == 32 ? buffers.buffer * 4 : 0) + (block >> 1) * 2 + (lane >> 4);
+      const u32 at = shared.base + kWeightOffset + (KV_TILE == 64 ? buffers.buffer * 8192 : 0) + (warp * 16 + (lane >> 3 & 1) * 8 + (lane & 7)) * 128 +
+                     ((chunk ^ (lane & 7)) << 4);
+      store_matrix_x4(at, weights);
+      if constexpr (kTerms == 2) store_matrix_x4(at + kWeightBytes, remainder);
+    }
+  }
+  __device__ __forceinline__ void store_rescale(bool first) {
+    if (grew && (lane & 3) == 0) {
+      const u32 at = shared.base + kRescaleOffset + (buffers.buffer * kRows + row) * 4;
+      store_f32(at, rescale0);
+      store_f32(at + 32, rescale1);
+    }
+    if (lane == 0) store_s32(shared.base + kGrewOffset + (buffers.buffer * kScoreWarps + warp) * 4, grew && !first);
+  }
+  __device__ __forceinline__ void hand_over() {
+    publish_to_async_proxy();
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared.weights_full(buffers.buffer));
+    buffers.advance();
+    position += KV_TILE;
+  }
+  // The rows' sums: 1 / sum for the outputs, the log-sum-exp for the caller or the combine kernel.
+  __device__ __forceinline__ void finish_rows(u32 fragment) {
+    sum0 += __shfl_xor_sync(~0u, sum0, 1);
+    sum1 += __shfl_xor_sync(~0u, sum1, 1);
+    sum0 += __shfl_xor_sync(~0u, sum0, 2);
+    sum1 += __shfl_xor_sync(~0u, sum1, 2);
+    if (lane & 3) return;
+    const u32 at = shared.base + kInverseOffset + (buffers.buffer * kRows + row) * 4;
+    store_f32(at, sum0 > 0.f ? 1.f / sum0 : 0.f);
+    store_f32(at + 32, sum1 > 0.f ? 1.f / sum1 : 0.f);
+    const int row0 = Shared::word(fragment, kRow0), rows = Shared::word(fragment, kLiveRows), slot = Shared::word(fragment, kSlot);
+    const float lse0 = top0 * slope + log2_fast(sum0), lse1 = top1 * slope + log2_fast(sum1);
+    if (slot >= 0) {
+      float* const lse = p.partial_lse + ((i64)slot * p.row_tiles + blockIdx.x % p.row_tiles) * kRows + row;
+      if (row < rows) lse[0] = sum0 > 0.f ? lse0 : kStartMax;
+      if (row + 8 < rows) lse[8] = sum1 > 0.f ? lse1 : kStartMax;
+    } else if (p.lse) {
+      float* const lse = p.lse + (i64)row0 + row;
+      if (row < rows) lse[0] = sum0 > 0.f ? lse0 * kLn2 : kMinusInfinity;
+      if (row + 8 < rows) lse[8] = sum1 > 0.f ? lse1 * kLn2 : kMinusInfinity;
+    }
+  }
+
+  // Takes the query out of the ring: slabs from kKept on as A fragments, those before them into their own place.
+  __device__ __forceinline__ void take_query(u32* query) {
+    Ring second = ring;
+    if (kQueryStages == 2) second.advance();
+    barrier_wait(shared.full(ring.stage), ring.phase);
+    if (kQueryStages == 2) barrier_wait(shared.full(second.stage), second.phase);
+    const u32 own = shared.stage(kQueryStages == 1 || warp < 2 ? ring.stage : second.stage);
+    const u32 at = own + (warp * 16 % KV_TILE + (lane >> 3 & 1) * 8 + (lane & 7)) * 128;
+#pragma unroll
+    for (int k = 0; k < 4 * kHeld; k++)
+      if (k % 4 < steps_of(kKept + k / 4)) load_matrix_x4(query + 4 * k, at + (kKept + k / 4) * kSlabBytes + (((k % 4 * 2 + (lane >> 4)) ^ (lane & 7)) << 4));
+    if (kKept > 0) {
+      // Both places use one swizzle, so 16-byte words move as they are.
+#pragma unroll 4
+      for (int k = thread; k < kKept * kRows * 8; k += kScoreThreads) {
+        const int s = k / (kRows * 8), within = k % (kRows * 8), r = within / 8;
+        const u32 from = shared.stage(kQueryStages == 1 || r < KV_TILE ? ring.stage : second.stage) + s * kSlabBytes + within * 16 % kSlabBytes;
+        const int4 v = load_s32x4(from);
+        store_s32x4(shared.base + kKeptOffset + k * 16, v.x, v.y, v.z, v.w);
+      }
+      publish_to_async_proxy();
+      meet_score_warps();
+    } else {
+      __syncwarp();
+    }
+    if (lane == 0) {
+      barrier_arrive_times(shared.empty(ring.stage), 2);
+      if (kQueryStages == 2) barrier_arrive_times(shared.empty(second.stage), 2);
+    }
+    ring = second;
+    ring.advance();
+  }
+};
+
+// The tiles of one fragment.
+template <int kTerms>
+__device__ __forceinline__ void score_fragment(Scorer& x, u32 fragment, const u32* query, u64 kept, u64 keys_base) {
+  float even[kScores], odd[kScores];
+  const AttentionParams& p = x.p;
+  const int tiles = Shared::word(fragment, kTiles);
+
+  // Scores of the next tile while the softmax of this one is worked off between the slabs.
+  auto step = [&](float* next, float* current, int t) {
+    x.acquire_keys(0, x.position + KV_TILE);   // keys before the first visible one are in the first tile
+    const u64 keys = keys_base + (u64)(x.ring.stage * (kStageBytes >> 4));
+    warpgroup_fence();
+    unrolled<0, kAhead>([&](auto k) { multiply_slab<decltype(k)::value>(next, query, kept, keys); });
+    warpgroup_commit();
+    warpgroup_wait<1>();
+    x.finish_scores(current, fragment);
+    x.stay();
+    constexpr int kBlocks = kScores / 4, kPieces = 3 + kBlocks;
+    unrolled<0, (kPieces > kQuerySlabs - kAhead ? kPieces : kQuerySlabs - kAhead)>([&](auto round) {
+      constexpr int i = decltype(round)::value, slab = kAhead + i;
+      if constexpr (i == 0) x.find_maximum(current);
+      if constexpr (i == 1) x.follow_maximum();
+      if constexpr (i >= 2 && i < 2 + kBlocks) x.template weigh<kTerms>(current, i - 2);
+      if constexpr (i == 2 + kBlocks) x.store_rescale(t == 0);
+      if constexpr (slab < kQuerySlabs) {
+        multiply_slab<slab>(next, query, kept, keys);
+        if constexpr (slab + 1 < kQuerySlabs) x.stay();
+      }
+    });
+    x.hand_over();
+    warpgroup_commit();
+    x.ring.advance();
+  };
+  auto finish = [&](float* current, int t) {
+    warpgroup_wait<0>();
+    x.mapped = x.mapped_ahead;
+    x.finish_scores(current, fragment);
+    x.find_maximum(current);
+    x.follow_maximum();
+#pragma unroll
+    for (int block = 0; block < kScores / 4; block++) x.template weigh<kTerms>(current, block);
+    x.store_rescale(t == 0);
+    x.finish_rows(fragment);
+    x.hand_over();
+  };
+
+  // Of a window, the first token's begin; it lies in the item's first tile.
+  int kv_begin = 0;
+  if (p.local_window_size > 0) {
+    const int tile_row = blockIdx.x % p.row_tiles * kRows;
+    kv_begin = visible_begin(Shared::word(fragment, kPast) + (u32)(Shared::word(fragment, kFirst) - tile_row) / (u32)p.num_heads, p.local_window_size);
+  }
+  x.acquire_keys(kv_begin, x.position);
+  {
+    const u64 keys = keys_base + (u64)(x.ring.stage * (kStageBytes >> 4));
+    warpgroup_fence();
+    unrolled<0, kQuerySlabs>([&](auto k) { multiply_slab<decltype(k)::value>(even, query, kept, keys); });
+    warpgroup_commit();
+    x.ring.advance();
+  }
+  // wgmma may not stand in a condition while a group is open, so the last tiles are peeled off.
+  int t = 0;
+#pragma unroll 1
+  for (; t + 2 < tiles; t += 2) {
+    step(odd, even, t);
+    step(even, odd, t + 1);
+  }
+  if (t + 2 == tiles) {
+    step(odd, even, t);
+    finish(odd, t + 1);
+  } else {
+    finish(even, t);
+  }
+}
+
+__device__ __forceinline__ void score(const AttentionParams& p, const TensorMaps& maps, const Shared& shared, int thread) {
+  const int lane = thread & 31, warp = thread >> 5;
+  const float factor = p.softcap > 0.f ? 2.f * kLog2E * p.scale / p.softcap : p.scale * kLog2E;
+  const bool ordered = !(p.softcap > 0.f) && factor > 1e-12f && factor < 1e12f;
+  Scorer x{p, shared, thread, lane, warp, warp * 16 + (lane >> 2), (u32)load_s32(shared.base + kBarrierOffset), factor, ordered ? factor : 1.f};
+  wait_for_previous_kernels();
+  const u64 kept = matrix_descriptor(shared.base + kKeptOffset, 16), keys_base = matrix_descriptor(shared.base, 16);
+  u32 query[16 * kHeld];
+  bool last = false;
+#pragma unroll 1
+  for (int f = 0; !last; f++) {
+    const u32 fragment = shared.fragment(f);
+    if (kKept > 0) meet_score_warps();   // every warp's products with the kept slabs are complete
+    x.take_query(query);
+    x.enter(fragment);
+    last = Shared::word(fragment, kLast);
+    if (Shared::word(fragment, kItemTiles) * KV_TILE <= maps.two_term_keys)
+      score_fragment<2>(x, fragment, query, kept, keys_base);
+    else
+      score_fragment<1>(x, fragment, query, kept, keys_base);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------- outputs
+
+// O (+)= P V for one k16 step of one term.
+__device__ __forceinline__ void add_products(float* out, u64 weights, u64 values, bool add) {
+#pragma unroll
+  for (int c = 0; c + 128 <= kColumns; c += 128) add_outputs_128(out + c / 2, weights, values + c / 64 * (kSlabBytes >> 4), add);
+  if (kColumns % 128) add_outputs_64(out + kColumns / 128 * 64, weights, values + kColumns / 128 * 2 * (kSlabBytes >> 4), add);
+}
+
+// Transposes 4 x 4 words among the four lanes of a quad.
+__device__ __forceinline__ void transpose_quad(u32* v, int lane) {
+  const bool odd = lane & 1, high = lane & 2;
+  u32 s = __shfl_xor_sync(~0u, odd ? v[0] : v[1], 1), t = __shfl_xor_sync(~0u, odd ? v[2] : v[3], 1);
+  if (odd) { v[0] = s; v[2] = t; } else { v[1] = s; v[3] = t; }
+  s = __shfl_xor_sync(~0u, high ? v[0] : v[2], 2);
+  t = __shfl_xor_sync(~0u, high ? v[1] : v[3], 2);
+  if (high) { v[0] = s; v[1] = t; } else { v[2] = s; v[3] = t; }
+}
+
+// Eight neighbouring columns of an output row, of which those below V_HEAD_SIZE exist.
+__device__ __forceinline__ void store_eight(u16* at, int column, const u32* v, bool vectors) {
+  if (vectors) {
+    if (V_HEAD_SIZE == kVPadded || column < V_HEAD_SIZE) *(uint4*)at = make_uint4(v[0], v[1], v[2], v[3]);
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < 8; e++)
+    if (column + e < V_HEAD_SIZE) at[e] = (u16)(v[e / 2] >> (e & 1) * 16);
+}
+
+__device__ __forceinline__ void store_output(const AttentionParams& p, const float* out, i64 packed_row, int first_column, int half, float inverse, int lane) {
+  const bool vectors = V_HEAD_SIZE % 8 == 0 && p.output_stride % 8 == 0 && (u64)p.output % 16 == 0;
+  u16* const row = p.output + packed_row_offset((u32)packed_row, p.num_heads, p.output_stride, V_HEAD_SIZE);
+#pragma unroll
+  for (int g = 0; g < kColumns / 8; g += 4) {
+    u32 v[4];
+#pragma unroll
+    for (int e = 0; e < 4; e++) v[e] = pack_pair(out[4 * (g + e) + half * 2] * inverse, out[4 * (g + e) + half * 2 + 1] * inverse);
+    transpose_quad(v, lane);
+    const int column = first_column + g * 8 + (lane & 3) * 8;
+    if (inverse >= 0.f) store_eight(row + column, column, v, vectors);
+  }
+}
+
+__device__ __forceinline__ void attend(const AttentionParams& p, const TensorMaps& maps, const Shared& shared, int half, int warp, int lane) {
+  const int row = warp * 16 + (lane >> 2), first_column = half * kColumns;
+  wait_for_previous_kernels();
+  const u64 weights_base = matrix_descriptor(shared.base + kWeightOffset, 16);
+  const u64 values_base = matrix_descriptor(shared.base + half * (kColumns / 64) * kSlabBytes, kSlabBytes);
+  float out[kColumns / 2];
+  Ring ring;
+  Buffers buffers;
+  bool last = false;
+#pragma unroll 1
+  for (int f = 0; !last; f++) {
+    const u32 fragment = shared.fragment(f);
+    float inverse0 = 0.f, inverse1 = 0.f;
+#pragma unroll
+    for (int q = 0; q < kQueryStages; q++) ring.advance();
+    barrier_wait(shared.weights_full(buffers.buffer), buffers.phase);   // the record was there before the scores
+    const int tiles = Shared::word(fragment, kTiles);
+    const bool two_terms = Shared::word(fragment, kItemTiles) * KV_TILE <= maps.two_term_keys;
+    last = Shared::word(fragment, kLast);
+#pragma unroll 1
+    for (int t = 0; t < tiles; t++) {
+      barrier_wait(shared.weights_full(buffers.buffer), buffers.phase);
+      barrier_wait(shared.full(ring.stage), ring.phase);
+      if (load_s32(shared.base + kGrewOffset + (buffers.buffer * kScoreWarps + warp) * 4)) {
+        const u32 at = shared.base + kRescaleOffset + (buffers.buffer * kRows + row) * 4;
+        const float rescale0 = load_f32(at), rescale1 = load_f32(at + 32);
+#pragma unroll
+        for (int j = 0; j < kColumns / 2; j++) out[j] *= j & 2 ? rescale1 : rescale0;
+      }
+      const u64 weights = weights_base + buffers.buffer * (KV_TILE == 32 ? 4 : 8192 >> 4), values = values_base + (u64)(ring.stage * (kStageBytes >> 4));
+      warpgroup_fence();
+#pragma unroll
+      for (int k = 0; k < KV_TILE / 16; k++) add_products(out, weights + k * 2, values + k * (2048 >> 4), k > 0 || t > 0);
+      if (two_terms) {
+#pragma unroll
+        for (int k = 0; k < KV_TILE / 16; k++) add_products(out, weights + (kWeightBytes >> 4) + k * 2, values + k * (2048 >> 4), true);
+      }
+      warpgroup_commit();
+      warpgroup_wait<0>();
+      if (t == tiles - 1) {
+        const u32 at = shared.base + kInverseOffset + (buffers.buffer * kRows + row) * 4;
+        inverse0 = load_f32(at);
+        inverse1 = load_f32(at + 32);
+      }
+      __syncwarp();
+      if (lane == 0) {
+        barrier_arrive(shared.empty(ring.stage));
+        barrier_arrive(shared.weights_empty(buffers.buffer));
+      }
+      ring.advance();
+      buffers.advance();
+    }
+    const int row0 = Shared::word(fragment, kRow0), rows = Shared::word(fragment, kLiveRows), slot = Shared::word(fragment, kSlot);
+    if (slot < 0) {
+      // A negative factor marks a row that is not stored; its lanes still take part in the exchange.
+      store_output(p, out, (i64)row0 + min(row, rows - 1), first_column, 0, row < rows ? inverse0 : -1.f, lane);
+      store_output(p, out, (i64)row0 + min(row + 8, rows - 1), first_column, 1, row + 8 < rows ? inverse1 : -1.f, lane);
+    } else {
+      float* const partial = p.partial_output + (((i64)slot * p.row_tiles + blockIdx.x % p.row_tiles) * kRows + row) * kVPadded + first_column;
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const float inverse = h ? inverse1 : inverse0;
+#pragma unroll
+        for (int g = 0; g < kColumns / 8; g += 2) {
+          // Four lanes hold columns 0, 1 | 2, 3 | 4, 5 | 6, 7 of two column groups; each stores four neighbouring ones.
+          const bool high = lane & 2, odd = lane & 1;
+          const float ax = out[4 * g + 2 * h] * inverse, ay = out[4 * g + 2 * h + 1] * inverse;
+          const float bx = out[4 * g + 4 + 2 * h] * inverse, by = out[4 * g + 5 + 2 * h] * inverse;
+          const float keep_x = high ? bx : ax, keep_y = high ? by : ay;
+          const float got_x = __shfl_xor_sync(~0u, high ? ax : bx, 2), got_y = __shfl_xor_sync(~0u, high ? ay : by, 2);
+          const float low_x = high ? got_x : keep_x, low_y = high ? got_y : keep_y, up_x = high ? keep_x : got_x, up_y = high ? keep_y : got_y;
+          const float other_x = __shfl_xor_sync(~0u, odd ? low_x : up_x, 1), other_y = __shfl_xor_sync(~0u, odd ? low_y : up_y, 1);
+          if (row + 8 * h < rows)
+            *(float4*)(partial + h * 8 * kVPadded + g * 8 + (lane & 3) * 4) =
+                odd ? make_float4(other_x, other_y, up_x, up_y) : make_float4(low_x, low_y, other_x, other_y);
+        }
+      }
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_constant__ AttentionParams p, const __grid_constant__ TensorMaps maps) {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  const Shared shared{shared_address(shared_memory)};
+  const int thread = threadIdx.x;
+  let_next_kernel_start();
+  if (thread == 0) {
+    for (int s = 0; s < STAGES; s++) {
+      barrier_init(shared.full(s), 1);
+      barrier_init(shared.empty(s), kOutputWarps);
+    }
+    for (int b = 0; b < 2; b++) {
+      barrier_init(shared.weights_full(b), kScoreWarps);
+      barrier_init(shared.weights_empty(b), kOutputWarps);
+    }
+    publish_barriers();
+  }
+  // Schedule and block table may be older than the kernel before this one; then they are read while it still runs.
+  if (!p.schedule_settled) wait_for_previous_kernels();
+  __syncthreads();
+  if (p.starts[blockIdx.x / p.row_tiles].count == 0) {
+    wait_for_previous_kernels();
+    return;
+  }
+  if (thread >= 384) {
+    give_registers<LOADING_REGISTERS>();
+    if (thread < 416) load(p, maps, shared);
+  } else if (thread < 128) {
+    take_registers<SCORE_REGISTERS>();
+    score(p, maps, shared, thread);
+  } else {
+    take_registers<OUTPUT_REGISTERS>();
+    attend(p, maps, shared, (thread >> 7) - 1, thread >> 5 & 3, thread & 31);
+  }
+}

@@ -1,0 +1,99 @@
+"""Split-KV attention on wgmma and the copy engine: Hopper only, tiles of 64 packed rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paged_cuda._driver import DeviceProperties
+from paged_cuda.bounds import INT32_MAX, Bounds
+from paged_cuda.errors import ArgumentMismatch
+from paged_cuda.launch_plan import LaunchSpec, PathOptions, PathPlan
+from paged_cuda.signature import element_type
+from paged_cuda.sm90_shape import MAX_SLABS, MAX_V_HEAD_SIZE, ROW_TILE, HopperShape, shape_for
+from paged_cuda.split_plan import SplitSizes, split_plan
+from paged_cuda.tensor_maps import SLAB_CHANNELS, MapPlan
+
+if TYPE_CHECKING:
+    from paged_schema import Call
+
+NARROW_ROWS = 32  # of a request, up to which `sm80` is measured to be faster
+TWO_TERM_KEYS = 1023  # of an item, up to which the default adds the second term of the weights
+
+
+@dataclass(frozen=True, slots=True)
+class HopperPath:
+    """wgmma tensor cores of sm_90."""
+
+    name: str = "sm90"
+
+    def refuses(self, call: Call, properties: DeviceProperties, options: PathOptions) -> str | None:
+        """Return why not: another GPU, a debug operator, another row tile, or wider heads."""
+        if properties.capability != (9, 0):
+            return f"needs compute capability 9.0, the GPU has {'.'.join(map(str, properties.capability))}"
+        if options.debug:
+            return "debug kernels are the baseline's"
+        if options.row_tile not in (None, ROW_TILE):
+            return f"row tiles are {ROW_TILE} rows tall, asked for {options.row_tile}"
+        if self._shape(call, properties) is None:
+            return (
+                f"head sizes ({call.head_size}, {call.v_head_size}) are above "
+                f"({MAX_SLABS * SLAB_CHANNELS}, {MAX_V_HEAD_SIZE}), or their tiles above "
+                f"{properties.shared_bytes} bytes"
+            )
+        return None
+
+    def plan(
+        self, call: Call, bounds: Bounds, properties: DeviceProperties, options: PathOptions
+    ) -> PathPlan:
+        """Return schedule, attend and combine.
+
+        Raises:
+            ArgumentMismatch: The split is no multiple of a tile, or the bounds hold more rows than an int32
+                counts.
+        """
+        shape = self._shape(call, properties)
+        head_size, v_head_size = call.head_size or 0, call.v_head_size or 0
+        if shape is None:
+            raise ArgumentMismatch("kernel", "head sizes", (head_size, v_head_size), "sizes that it serves")
+        first, width = rotated_slabs(call)
+        terms = {None: TWO_TERM_KEYS, 1: 0, 2: INT32_MAX}[options.weight_terms]
+
+        def attend(sizes: SplitSizes) -> LaunchSpec:
+            return LaunchSpec(
+                shape.signature(element_type(call), head_size, v_head_size),
+                (sizes.slices * sizes.row_tiles, 1, 1),
+                (shape.threads, 1, 1),
+                shape.shared_bytes(head_size, v_head_size),
+                programmatic=True,
+                maps=MapPlan(shape.kv_tile, first, width, terms),
+            )
+
+        return split_plan(
+            call,
+            bounds,
+            shape,
+            attend,
+            multiprocessors=properties.multiprocessors,
+            blocks_per_multiprocessor=1,
+            split_rows=options.split_rows,
+            query_channels=(first, width),
+            description=f"row tile {ROW_TILE}, KV tile {shape.kv_tile}, {shape.stages} stages, wgmma",
+        )
+
+    def yields(self, call: Call, bounds: Bounds) -> str | None:
+        """Return why another path is measured to be faster, or None (docs/measurements/)."""
+        rows = call.num_heads * max(1, bounds.max_tokens // bounds.max_batch)
+        return None if rows > NARROW_ROWS else f"{rows} query rows fill too little of a {ROW_TILE}-row tile"
+
+    def _shape(self, call: Call, properties: DeviceProperties) -> HopperShape | None:
+        return shape_for(call.head_size or 0, call.v_head_size or 0, properties.shared_bytes)
+
+
+def rotated_slabs(call: Call) -> tuple[int, int]:
+    """Return the first channel and the width of the whole slabs that hold a query's rotated channels."""
+    if not call.rotary:
+        return 0, 0
+    first = call.rotary_offset // SLAB_CHANNELS * SLAB_CHANNELS
+    end = -(-(call.rotary_offset + (call.rotary_dim or 0)) // SLAB_CHANNELS) * SLAB_CHANNELS
+    return first, min(end, call.head_size or 0) - first

@@ -1,0 +1,94 @@
+"""Tile shapes of the Hopper kernel, and what they need.
+
+A shape fixes all that `kernels/sm90_latent.cu` needs to know at compile time beside the head sizes. The byte
+count here is the kernel's own layout; the kernel asserts that the two agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paged_cuda.signature import ElementType, KernelSignature
+from paged_cuda.split_plan import padded_v_head_size
+
+ROW_TILE = 64
+MAX_SLABS = 9
+MAX_V_HEAD_SIZE = 512
+
+
+@dataclass(frozen=True, slots=True)
+class HopperShape:
+    """One way to tile the kernel.
+
+    Attributes:
+        kv_tile: KV rows of a stage of the ring.
+        stages: Stages of the ring.
+        held_slabs: 64-channel slabs of the query that stay in registers.
+        registers: Registers a thread of the score, output and loading warpgroups: twice the second and the
+            others are at most what 512 threads get at launch, 4 x 128.
+    """
+
+    kv_tile: int
+    stages: int
+    held_slabs: int
+    registers: tuple[int, int, int]
+
+    @property
+    def row_tile(self) -> int:
+        """Packed query rows of a block."""
+        return ROW_TILE
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: scores, two warpgroups of outputs, loading."""
+        return 512
+
+    def shared_bytes(self, head_size: int, v_head_size: int) -> int:
+        """Return the dynamic shared memory of a block."""
+        slabs = slabs_of(head_size, v_head_size)
+        ring = self.stages * slabs * self.kv_tile * 128
+        kept = (-(-head_size // 64) - self.held_slabs) * ROW_TILE * 128
+        weights = 2 * (8192 if self.kv_tile == 32 else 16384)
+        factors = 2 * 2 * ROW_TILE * 4 + 2 * 4 * 4
+        return (
+            ring + kept + weights + factors + 8 * 64 + 8 * (2 * self.stages + 4) + (self.stages + 1) // 2 * 8
+        )
+
+    def signature(self, dtype: ElementType, head_size: int, v_head_size: int) -> KernelSignature:
+        """Return the attend kernel of this shape."""
+        score, output, loading = self.registers
+        constants = (
+            ("HEAD_SIZE", head_size),
+            ("V_HEAD_SIZE", v_head_size),
+            ("KV_TILE", self.kv_tile),
+            ("STAGES", self.stages),
+            ("HELD_SLABS", self.held_slabs),
+            ("SCORE_REGISTERS", score),
+            ("OUTPUT_REGISTERS", output),
+            ("LOADING_REGISTERS", loading),
+            ("SHARED_BYTES", self.shared_bytes(head_size, v_head_size)),
+        )
+        return KernelSignature("sm90_latent", dtype, constants)
+
+
+def slabs_of(head_size: int, v_head_size: int) -> int:
+    """Return the 64-channel slabs of a row in shared memory: they cover the key and the padded value."""
+    return max(-(-head_size // 64), padded_v_head_size(v_head_size) // 64)
+
+
+def shape_for(head_size: int, v_head_size: int, shared_bytes: int) -> HopperShape | None:
+    """Return the shape for these head sizes, or None where the kernel has none.
+
+    Wide rows leave registers and shared memory for tiles of 32 KV rows; narrower ones take 64, whose fixed
+    costs are paid half as often.
+    """
+    slabs, columns = -(-head_size // 64), padded_v_head_size(v_head_size)
+    if slabs > MAX_SLABS or columns > MAX_V_HEAD_SIZE:
+        return None
+    kv_tile = 64 if slabs <= 6 and columns <= 256 else 32
+    registers = {128: (232, 88, 104), 256: (232, 112, 56), 384: (200, 128, 56), 512: (168, 160, 24)}[columns]
+    for stages in range(8, 2 if kv_tile == 64 else 3, -1):
+        shape = HopperShape(kv_tile, stages, min(slabs, 6), registers)
+        if shape.shared_bytes(head_size, v_head_size) <= shared_bytes:
+            return shape
+    return None
