@@ -276,6 +276,12 @@ def test_refused_memory_is_told(model_path, monkeypatch):
         decode(model, [3], lanes, 2, tables)
 
 
+def test_a_gpu_without_room_is_told(options):
+    machine = CudaMachine(Device(KernelDriver(limit=64 << 20), 0))
+    with pytest.raises(BackendError, match="--shape"):
+        measure(options, machine)
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "word"),
     [

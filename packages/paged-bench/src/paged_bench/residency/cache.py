@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
+from paged_kv.errors import DriverCallFailed
 from paged_kv.vmm import (
     AdmissionRefused,
     CaptureGate,
@@ -102,9 +103,15 @@ class GrowingCache:
         """Make room for `tokens` tokens; returns the bytes that were billed for it.
 
         Raises:
-            BackendError: The memory is refused.
+            BackendError: The memory is refused, by the governor or by the driver.
         """
-        outcome = self._controller.ensure(tokens, stream=self._stream)
+        try:
+            outcome = self._controller.ensure(tokens, stream=self._stream)
+        except DriverCallFailed as error:
+            what = f"a cache of {tokens} tokens"
+            raise BackendError(
+                what, f"cannot be had: {error}", "use --shape 0.5b, or a GPU with room"
+            ) from error
         if isinstance(outcome, AdmissionRefused):
             raise BackendError(f"a cache of {tokens} tokens", f"is refused: {outcome}")
         billed = 0 if outcome is None else outcome.billed_bytes

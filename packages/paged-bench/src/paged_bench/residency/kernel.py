@@ -54,4 +54,4 @@ def load_kernel(device: Device, head_size: int) -> int:
 def launcher(device: Device, function: int, kv_heads: int, params: Params) -> Launcher:
     """A launch of one block for each key-value head, over what `params` holds at that moment."""
     grid, block = (kv_heads, 1, 1), (_THREADS, 1, 1)
-    return device.driver.launcher(function, grid, block, 0, params)
+    return device.driver.launcher(function, grid, block, 0, (params,))
