@@ -18,6 +18,7 @@ from paged_bench.record import (
     Samples,
     Shape,
     Suite,
+    Variant,
     Work,
     capture,
     dump,
@@ -208,6 +209,8 @@ def test_only_the_kernels_that_ran_make_a_record_stale():
     assert stale_kernels(a_record(kernels=Kernels(digest="0" * 64, files=now.files))) == ()
     mixed = Kernels(digest="0" * 64, files=dict(now.files) | {one: "0" * 64, "gone.cu": "0" * 64})
     assert stale_kernels(a_record(kernels=mixed)) == (one, "gone.cu")
+    ran = a_record().cases[0].model_copy(update={"variants": (Variant(kernel=list(now.files)[-1]),)})
+    assert stale_kernels(a_record(kernels=mixed, cases=(ran,))) == ()
     assert set(present_kernels([one]).files) == {one}
     assert set(stale_kernels(a_record(kernels=Kernels(digest="0" * 64, files=other)))) == set(other)
 

@@ -37,7 +37,7 @@ def run(values: argparse.Namespace) -> int:
 
 def _words(values: argparse.Namespace) -> list[str]:
     if values.suite != "cpu":
-        return ["run", "--suite", values.suite]
+        return ["run", "--suite", values.suite, "--rounds", "1", "--peers", "none"]
     return ["cpu", "--blocks", "1", "--root", str(values.root.resolve()), "--select", values.select]
 
 

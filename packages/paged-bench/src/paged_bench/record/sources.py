@@ -25,13 +25,16 @@ def present_kernels(names: Iterable[str] | None = None) -> Kernels:
 def stale_kernels(record: Record) -> tuple[str, ...]:
     """Return the kernel files that are not those the record was measured with; empty when all are.
 
-    A record without digests of single files is held against the one digest over all.
+    Only kernels that ran count, where the cases say which. A record without digests of single files is held
+    against the one digest over all.
     """
     if record.kernels is None or record.kernels.digest == sources_digest():
         return ()
     if not record.kernels.files:
         return ("the kernel sources",)
-    return tuple(name for name, digest in record.kernels.files.items() if _now(name) != digest)
+    ran = {variant.kernel for case in record.cases for variant in case.variants} & record.kernels.files.keys()
+    names = [name for name in record.kernels.files if not ran or name in ran]
+    return tuple(name for name in names if _now(name) != record.kernels.files[name])
 
 
 def package_digest(package: str) -> str:
