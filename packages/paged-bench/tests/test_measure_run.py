@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from paged_bench.cli import main
+from paged_bench.compare.comparison import compare
+from paged_bench.compare.verdict import Verdict
 from paged_bench.errors import MeasurementError, OptionError
 from paged_bench.measure.command import run
 from paged_bench.measure.nvml import GpuState
@@ -331,6 +333,22 @@ def test_a_clock_that_is_off_is_said_and_is_no_success(runs):
 def test_an_added_delay_shows_in_the_main_series(runs):
     assert runs(DECODE, delay=0.2) == 0
     assert runs.record.case(DECODE.id).samples().median == pytest.approx(48, rel=0.02)
+
+
+@pytest.mark.parametrize(("delay", "verdict"), [(0.0, Verdict.SAME), (0.05, None), (0.2, Verdict.SLOWER)])
+def test_a_comparison_flags_a_delay_of_20_per_cent_and_not_of_5(runs, delay, verdict):
+    runs.gpu.noise = 0.02
+    assert runs(DECODE, rounds=2) == 0
+    base = runs.record
+    assert runs(DECODE, rounds=2, delay=delay) == 0
+    rows = compare(base, runs.record).rows
+    found = {row.what: row.verdict for row in rows if row.timing == "graph" and row.case_id == DECODE.id}
+    for what in ("attend+combine", "step"):
+        if verdict is None:
+            assert found[what] not in (Verdict.SLOWER, Verdict.MUCH_SLOWER)
+        else:
+            assert found[what] is verdict
+    assert found["layer"] is Verdict.SAME
 
 
 class Copycat:

@@ -162,6 +162,7 @@ def variants_of(operator: PagedAttention) -> tuple[Variant, ...]:
     """Return what ran, as the operator explains it."""
     told = operator.explain()
     described = f"{told.path}: {told.reason}" + (f"; {told.tiles}" if told.tiles else "")
+    main = next(spec for spec in operator._step.attend.launches if not spec.schedule)
     found = []
     for spec, kernel in zip(operator._step.launches, told.kernels, strict=True):
         used = kernel.resources
@@ -169,7 +170,7 @@ def variants_of(operator: PagedAttention) -> tuple[Variant, ...]:
             Variant(
                 kernel=spec.signature.source,
                 symbol=kernel.symbol,
-                description=described if spec is operator._step.attend.launches[-2:][0] else None,
+                description=described if spec is main else None,
                 arch=told.architecture,
                 registers=used.registers if used else None,
                 spill_bytes=used.spill_stores + used.spill_loads if used else None,
