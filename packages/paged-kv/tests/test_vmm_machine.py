@@ -177,7 +177,8 @@ class Walk:
                 outcome = cache.controller.shrink(min(tokens, before))
         except (WorkInFlight, DriverCallFailed) as error:
             assert cache.controller.capacity == before
-            assert self.fault or self.stand.driver._held[1]
+            busy = cache.storage.arena.fence.busy()  # or was, when an event could not be recorded
+            assert self.fault or busy or self.stand.driver.undone(1)
             self.seen.add(f"shrink {error.rule}")
         except LayoutRefused:
             assert cache.layout is KvLayout.HEAD_MAJOR_BUCKET
@@ -191,7 +192,7 @@ class Walk:
         cache.captured = cache.captured if cache.layout is KvLayout.SEQ_MAJOR else None
 
     def release(self) -> None:
-        self.stand.driver.finish(1)
+        self.cache.storage.arena.wait_idle()
         self.cache.controller.shrink(0)
         self.cache.length, self.cache.lost = 0, False
         self.cut(self.cache)
@@ -332,9 +333,9 @@ TestVmmMachine = VmmMachine.TestCase
 
 def test_long_walks_meet_everything() -> None:
     seen: set[str] = set()
-    for seed in range(60):
+    for seed in range(100):
         walk = Walk(SeededChoices(seed))
-        for _ in range(80):
+        for _ in range(120):
             walk.act()
         walk.end()
         seen |= walk.seen

@@ -354,7 +354,7 @@ class PagedPoolMachine(RuleBasedStateMachine):
             done = self.paged.shrink(end)
         except (WorkInFlight, DriverCallFailed):
             assert self.paged.num_blocks == before
-            assert fault is not None or self.stand.driver._held[1]
+            assert fault is not None or self.stand.driver.undone(1)
         else:
             if isinstance(done, PoolShrinkRefused):
                 assert end < done.lowest <= before

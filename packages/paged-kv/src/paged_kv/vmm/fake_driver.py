@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -42,12 +42,6 @@ class _Mapping:
     handle: int
     readable: bool = False
     writable: bool = False
-
-
-@dataclass(slots=True)
-class _Event:
-    done: bool = True
-    stream: int = 0
 
 
 @dataclass(slots=True)
@@ -94,8 +88,10 @@ class FakeVmmDriver:
         self._allocated: dict[int, _Range] = {}
         self._handles: dict[int, int] = {}
         self._uses: dict[int, int] = {}
-        self._events: dict[int, _Event] = {}
-        self._held: dict[int, set[int]] = {}
+        self._events: dict[int, frozenset[int]] = {}
+        self._held: set[int] = set()
+        self._undone: dict[int, frozenset[int]] = {}
+        self._order: dict[int, set[int]] = {}
         self._capturing: set[int] = set()
         self._numbers = 0
 
@@ -161,7 +157,7 @@ class FakeVmmDriver:
 
     def hold(self, stream: int) -> None:
         """Let work on `stream` stay undone until `finish`, or until the host waits for it."""
-        self._held.setdefault(stream, set())
+        self._held.add(stream)
 
     def launch(self, stream: int, address: int = 0, nbytes: int = 1 << 63) -> None:
         """Work that may touch what is mapped in a range now, such as the replay of a graph."""
@@ -169,12 +165,12 @@ class FakeVmmDriver:
         self._work(stream, *(place for place in self.mapped if address <= place < address + nbytes))
 
     def finish(self, stream: int) -> None:
-        """Complete all work on `stream`."""
-        if stream in self._held:
-            self._held[stream].clear()
-        for event in self._events.values():
-            if event.stream == stream:
-                event.done = True
+        """Complete all work on `stream`, and on the streams that it waits for."""
+        self._complete(self._order.pop(stream, set()))
+
+    def undone(self, stream: int) -> bool:
+        """Whether work on `stream`, or that it waits for, is undone."""
+        return bool(self._waits(stream))
 
     # The protocol.
 
@@ -244,9 +240,8 @@ class FakeVmmDriver:
         entry = self._entry(address)
         if entry is None or self._handles[entry.handle] != nbytes:
             self._refuse("unmap", f"{address:#x} is not mapped with {nbytes} bytes")
-        busy = sorted(stream for stream, touched in self._held.items() if address in touched)
-        if busy:
-            self._refuse("unmap", f"work on streams {busy} may touch {address:#x}")
+        if any(address in touched for touched in self._undone.values()):
+            self._refuse("unmap", f"undone work may touch {address:#x}")
         del self._home(address)[1].mapped[address]
         self._uses[entry.handle] -= 1
 
@@ -280,7 +275,7 @@ class FakeVmmDriver:
         """See `VmmDriver`."""
         self._enter("create_event")
         self._numbers += 1
-        self._events[self._numbers] = _Event()
+        self._events[self._numbers] = frozenset()
         return self._numbers
 
     def destroy_event(self, event: int) -> None:
@@ -292,25 +287,23 @@ class FakeVmmDriver:
     def record_event(self, event: int, stream: int) -> None:
         """See `VmmDriver`."""
         self._enter("record_event", event, stream)
-        entry = self._event("record_event", event)
-        entry.stream, entry.done = stream, not self._held.get(stream)
+        self._event("record_event", event)
+        self._events[event] = self._waits(stream)
 
     def event_done(self, event: int) -> bool:
         """See `VmmDriver`."""
         self._enter("event_done", event, look=True)
-        return self._event("event_done", event).done
+        return not self._event("event_done", event) & self._undone.keys()
 
     def wait_event(self, event: int) -> None:
         """See `VmmDriver`."""
         self._enter("wait_event", event)
-        entry = self._event("wait_event", event)
-        if not entry.done:
-            self.finish(entry.stream)
+        self._complete(self._event("wait_event", event))
 
     def stream_wait_event(self, stream: int, event: int) -> None:
         """See `VmmDriver`."""
         self._enter("stream_wait_event", stream, event)
-        self._event("stream_wait_event", event)
+        self._order.setdefault(stream, set()).update(self._event("stream_wait_event", event))
 
     def synchronize(self, stream: int) -> None:
         """See `VmmDriver`."""
@@ -405,13 +398,23 @@ class FakeVmmDriver:
             self._refuse(name, f"{address:#x} is mapped without access")
         return [at for at, _ in entries]
 
-    def _event(self, name: str, event: int) -> _Event:
-        entry = self._events.get(event)
-        if entry is None:
+    def _event(self, name: str, event: int) -> frozenset[int]:
+        """The work that the event waits for."""
+        if event not in self._events:
             self._refuse(name, f"there is no event {event}")
-        assert entry is not None
-        return entry
+        return self._events[event]
+
+    def _waits(self, stream: int) -> frozenset[int]:
+        """Undone work that whatever comes next on `stream` waits for."""
+        return frozenset(self._order.get(stream, set()) & self._undone.keys())
 
     def _work(self, stream: int, *touched: int) -> None:
-        if stream in self._held:
-            self._held[stream].update((0, *touched))  # 0: there is work, even if it touches nothing
+        """Note work on `stream`; it is done at once unless the stream is held, or waits for undone work."""
+        if stream in self._held or self._waits(stream):
+            self._numbers += 1
+            self._undone[self._numbers] = frozenset(touched)
+            self._order.setdefault(stream, set()).add(self._numbers)
+
+    def _complete(self, work: Iterable[int]) -> None:
+        for number in work:
+            self._undone.pop(number, None)

@@ -7,6 +7,8 @@ fails, nothing is known about that stream any more, and it counts as busy until 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from paged_kv.errors import DriverCallFailed, WorkInFlight
 
@@ -35,6 +37,18 @@ class WorkFence:
                 self._events[stream] = self._calls("fence", self._driver.create_event)
             self._calls("fence", self._driver.record_event, self._events[stream], stream)
             self._unknown.discard(stream)
+
+    @contextmanager
+    def launching(self, stream: int) -> Iterator[None]:
+        """Launch several things on `stream` in this block. If it is left halfway, the stream counts as busy.
+
+        Raises:
+            DriverCallFailed: the event could not be made or recorded; the stream counts as busy.
+        """
+        with self._lock:
+            self._unknown.add(stream)
+        yield
+        self.record(stream)
 
     def busy(self) -> tuple[int, ...]:
         """Streams whose last launch is not known to be done. Waits for nothing.

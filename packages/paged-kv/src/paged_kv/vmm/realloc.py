@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from paged_kv.errors import ArenaClosed, DriverCallFailed
 
 from .geometry import BindingGeometry, KvCacheGeometry
@@ -83,6 +85,8 @@ class ReallocStorage:
             try:
                 copied = self._copy_into(made, old, new, stream)
             except BaseException:
+                with suppress(DriverCallFailed):  # a copy may still be writing
+                    pool.calls("undo", pool.driver.synchronize, stream)
                 lost = self._free(made, self._bytes(new) // len(self.geometry.bindings))
                 self._drop(lease, lost)
                 raise

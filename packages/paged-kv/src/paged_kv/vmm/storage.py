@@ -162,7 +162,7 @@ class MappedStorage:
         """Spread the stripes of every binding, last one first, and zero what lies between them."""
         pool = self.arena.pool
         journal = CopyJournal(pool.calls, stream)
-        with journal:
+        with journal, self.arena.fence.launching(stream):
             for number, binding in enumerate(self.geometry.bindings):
                 base, unit = self.address_of(number), binding.bytes_per_head
                 for target, source, nbytes in stripe_moves(binding, old, new):
@@ -170,7 +170,6 @@ class MappedStorage:
                 for stripe in range(binding.batch * binding.kv_heads):
                     start = base + (stripe * new + old) * unit
                     pool.calls("zero", pool.driver.fill, start, 0, (new - old) * unit, stream)
-            self.arena.fence.record(stream)
         return journal.copied_bytes
 
     def _wipe(self, old: int, new: int, stream: int) -> None:
@@ -178,12 +177,12 @@ class MappedStorage:
         pool = self.arena.pool
         if new <= old or self.layout is KvLayout.HEAD_MAJOR_BUCKET:
             return
-        for number, binding in enumerate(self.geometry.bindings):
-            unit, base = binding.contiguous_bytes_per_token, self.address_of(number)
-            for start, end in live_prefix_ranges(binding, new, new).tolist():
-                first = start + old * unit
-                pool.calls("zero", pool.driver.fill, base + first, 0, end - first, stream)
-        self.arena.fence.record(stream)
+        with self.arena.fence.launching(stream):
+            for number, binding in enumerate(self.geometry.bindings):
+                unit, base = binding.contiguous_bytes_per_token, self.address_of(number)
+                for start, end in live_prefix_ranges(binding, new, new).tolist():
+                    first = start + old * unit
+                    pool.calls("zero", pool.driver.fill, base + first, 0, end - first, stream)
 
 
 def layout_of(geometry: KvCacheGeometry) -> KvLayout:
