@@ -179,6 +179,8 @@ def test_tables_of_peers_of_sizes_and_of_calls():
     assert len({line.count("|") for line in lines}) == 1
     with pytest.raises(RecordError):
         table(record, "nothing")
+    odd = plain("kv/odd", 40.0).model_copy(update={"title": "a | b\nc"})
+    assert "a \\| b?c" in table(a_record(cases=(odd,), ceilings=(), kernels=None))
 
 
 def test_a_record_backs_what_follows_from_it_and_nothing_else():

@@ -267,6 +267,22 @@ def test_markup_in_a_record_stays_text():
     assert "@somebody" not in text
 
 
+def test_a_terminal_obeys_nothing_from_a_record():
+    base = a_record({"a": [steady(*[100.0] * 9)], "b": [steady(1.0)]})
+    title, why = "clear\x1b[2J", "no\x1b]0;title\x07memory"
+    cases = (
+        base.cases[0].model_copy(update={"title": title}),
+        Case(id="b", title="B", group="g", failed=why),
+    )
+    console = Console(width=120, file=io.StringIO(), force_terminal=True, color_system=None)
+    show(compare(base, base.model_copy(update={"cases": cases, "stopped": "\x1b[2J"})), console)
+    text = console.file.getvalue()
+    assert "clear?[2J" in text
+    assert "[2J" in text
+    assert "\x1b[2J" not in text
+    assert "\x1b]0" not in text
+
+
 def test_the_action_json_has_one_entry_a_series():
     cases = {"a": [steady(1.0, 2.0, 3.0), steady(5.0, what="step", timing="eager")], "b": "failed"}
     entries = json.loads(action_json(a_record(cases)))

@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from paged_bench.ab.sides import Side
 from paged_bench.cli import main
 from paged_bench.cpu.block import MOST_SAMPLES, case_id
-from paged_bench.record import Case, Samples, joined, load
+from paged_bench.errors import BenchError
+from paged_bench.record import Case, Environment, Record, Samples, Suite, joined, load, tree_digest
 
 PACKAGES = Path(__file__).resolve().parents[2]
 
@@ -119,6 +121,45 @@ def test_turns_of_two_trees_are_compared_and_the_checkout_is_taken_away(tree, tm
         ["git", "-C", tree, "worktree", "list"], capture_output=True, text=True, check=True
     )
     assert len(listed.stdout.splitlines()) == 1
+
+
+def a_part(us):
+    environment = Environment(python="3.12", system="Linux", cpu="a processor", load=(1.0, 2.0))
+    return Record(
+        kind="cpu", what="a part", created="2026-11-29T10:00:00Z", suite=Suite(name="cpu"),
+        environment=environment, cases=(one("kv/a", *[us] * 5),),
+    )  # fmt: skip
+
+
+def test_an_interrupt_keeps_whole_rounds(tree, tmp_path, monkeypatch, capsys):
+    order = []
+
+    def turn(side, head, words, out):
+        order.append(side.name)
+        if len(order) == 6:
+            raise KeyboardInterrupt
+        return a_part({"base": 10.0, "head": 20.0}[side.name])
+
+    monkeypatch.setattr("paged_bench.ab.command.turn", turn)
+    words = ["ab", "--base", "HEAD", "--root", str(tree), "--suite", "quick", "--rounds", "4"]
+    assert main([*words, "--out", str(tmp_path)]) == 2
+    assert "2 of 4 rounds" in capsys.readouterr().err
+    assert order == ["base", "head", "head", "base", "base", "head"]
+    for name, us in (("base", 10.0), ("head", 20.0)):
+        record = load(tmp_path / f"{name}.json")
+        assert record.stopped == "after 2 of 4 rounds"
+        assert record.cases[0].samples().values == (us,) * 10
+        assert record.cases[0].samples().blocks == (5, 5)
+
+
+def test_a_turn_over_another_tree_is_not_believed(tree):
+    side = Side("base", tree, None)
+    with pytest.raises(BenchError, match="does not say"):
+        side.check(a_part(1.0))
+    digest = tree_digest(tree / "packages" / "paged-kv" / "src" / "paged_kv")
+    side.check(a_part(1.0).model_copy(update={"code": {"paged_kv": digest}}))
+    with pytest.raises(BenchError, match="paged_kv: was not imported from the tree of the base"):
+        side.check(a_part(1.0).model_copy(update={"code": {"paged_kv": "0" * 64}}))
 
 
 @pytest.mark.parametrize(

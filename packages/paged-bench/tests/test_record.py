@@ -132,7 +132,17 @@ def test_another_version_and_an_edit_are_refused_with_the_reason(change, reason)
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"[]", b"3", b"\xff\xfe", b"nonsense", b'{"a": NaN}', b'{"a": 1, "a": 2}', b"[" * 100_000],
+    [
+        b"",
+        b"[]",
+        b"3",
+        b"\xff\xfe",
+        b"nonsense",
+        b'{"a": NaN}',
+        b'{"a": 1e999}',
+        b'{"a": 1, "a": 2}',
+        b"[" * 100_000,
+    ],
 )
 def test_what_is_no_record_is_refused(data):
     refusal(data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+from paged_bench.compare.words import plain
 from paged_bench.errors import RecordError
 from paged_bench.record import Case, Record, Samples
 
@@ -55,7 +56,13 @@ def time_text(us: float) -> str:
 
 
 def _rows(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *rows))
+    lines = (columns, ["---"] * len(columns), *rows)
+    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    """Keep a text of a record inside its cell."""
+    return plain(text).replace("|", "\\|")
 
 
 def _attention_table(record: Record, cases: Sequence[Case]) -> str:

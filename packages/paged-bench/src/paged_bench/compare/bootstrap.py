@@ -5,7 +5,6 @@ Invariant: the same samples and the same seed give the same numbers on every mac
 
 from __future__ import annotations
 
-import math
 import statistics
 import zlib
 from collections.abc import Sequence
@@ -90,14 +89,3 @@ def noise_of(samples: Samples) -> float | None:
         return None
     medians = [statistics.median(block) for block in blocks]
     return max(medians) / min(medians) - 1
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Return a quantile by the nearest rank, which is one of the values.
-
-    Example:
-        >>> quantile([3.0, 1.0, 2.0], 0.9)
-        3.0
-    """
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, math.ceil(share * len(ordered)) - 1))]

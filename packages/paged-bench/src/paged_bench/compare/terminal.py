@@ -10,7 +10,15 @@ from rich.text import Text
 from paged_bench.compare.comparison import Comparison
 from paged_bench.compare.limits import limits
 from paged_bench.compare.verdict import Verdict
-from paged_bench.compare.words import change_text, headline, interval_text, name_text, side_text, time_text
+from paged_bench.compare.words import (
+    change_text,
+    headline,
+    interval_text,
+    name_text,
+    plain,
+    side_text,
+    time_text,
+)
 
 _WIDE = 110  # columns from which on everything fits
 _STYLES = {
@@ -26,14 +34,14 @@ def show(comparison: Comparison, console: Console) -> None:
     """Print the headline, the table, the unmatched cases and the limits."""
     console.print(headline(comparison), style="bold", highlight=False)
     for side in ("base", "head"):
-        console.print(f"{side}: {side_text(comparison, side)}", highlight=False, markup=False)
+        console.print(f"{side}: {plain(side_text(comparison, side))}", highlight=False, markup=False)
     if comparison.rows:
         console.print(_table(comparison, console.width))
     for one in comparison.unmatched:
-        why = f": {one.why}" if one.why else ""
+        why = f": {plain(one.why)}" if one.why else ""
         console.print(f"{one.state}: {name_text(one)}{why}", highlight=False, markup=False)
     for sentence in limits(comparison):
-        console.print(f"- {sentence}", style="dim", highlight=False, markup=False)
+        console.print(f"- {plain(sentence)}", style="dim", highlight=False, markup=False)
 
 
 def _table(comparison: Comparison, width: int) -> Table:

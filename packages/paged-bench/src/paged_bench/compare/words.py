@@ -30,6 +30,16 @@ def interval_text(row: Row) -> str:
     return "" if row.ratio is None else f"{row.ratio.low - 1:+.1%} … {row.ratio.high - 1:+.1%}"
 
 
+def plain(text: str) -> str:
+    """Return a text from a record without what a terminal would obey.
+
+    Example:
+        >>> plain("a case" + chr(27) + "[2J")
+        'a case?[2J'
+    """
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
 def series_name(title: str, what: str, timing: str) -> str:
     """Return title and series as one name; the only series of a CPU case goes without saying.
 
@@ -37,9 +47,10 @@ def series_name(title: str, what: str, timing: str) -> str:
         >>> series_name("a case", "step", "eager"), series_name("a case", "call", "wall")
         ('a case · step, eager', 'a case')
     """
+    title, what = plain(title), plain(what)
     if what in ("", "call"):
         return title
-    return f"{title} · {what}, eager" if timing == "eager" else f"{title} · {what}"
+    return title + f" · {what}" + (f", {timing}" if timing != "graph" else "")
 
 
 def name_text(row: Row | Unmatched) -> str:

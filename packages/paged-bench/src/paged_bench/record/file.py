@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 from datetime import UTC, datetime
@@ -94,7 +95,10 @@ def parse(data: bytes, name: str) -> Record:
 def _object(data: bytes, name: str) -> dict[str, JsonValue]:
     try:
         content = json.loads(
-            data.decode("utf-8"), object_pairs_hook=_without_twins, parse_constant=_refuse_constant
+            data.decode("utf-8"),
+            object_pairs_hook=_without_twins,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
         )
     except json.JSONDecodeError as error:
         ended = error.pos >= len(error.doc.rstrip()) - 1 or error.msg.startswith("Unterminated")
@@ -113,6 +117,13 @@ def _without_twins(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
     if len(found) != len(pairs):
         raise ValueError("a key stands twice in one object")
     return found
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is too large for a number")
+    return value
 
 
 def _refuse_constant(name: str) -> NoReturn:
