@@ -134,13 +134,16 @@ def refused_then_shrunk(kv: KVCacheManager, paged: PagedPool, stream: Stream) ->
     kv.complete(transaction.epoch)
     assert isinstance(paged.shrink(64), PoolShrinkRefused)
     kv.release(rows)
-    with stream.device as device:
-        for _ in range(500):
+    # Launched as one graph, so that the host is back long before the work is done.
+    with CapturedGraph(stream) as busy, stream.device as device:
+        for _ in range(2_000):
             device.driver.fill(paged.storage.address_of(0), 0, 16 << 20, stream.handle)
+    busy.replay()
     paged.storage.arena.fence.record(stream.handle)
     with pytest.raises(WorkInFlight):
         paged.shrink(64)
     stream.synchronize()
+    busy.close()
     shrunk = paged.shrink(64)
     assert isinstance(shrunk, PoolResized)
     assert (shrunk.new, kv.pool_blocks) == (64, 64)
