@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from paged_bench.compare.words import plain
 from paged_bench.errors import RecordError
+from paged_bench.plain import plain
 from paged_bench.record import Case, Record, Samples
 
 _SERIES = (

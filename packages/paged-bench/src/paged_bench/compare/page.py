@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from html import escape
 
 from paged_bench.compare.comparison import Comparison
 from paged_bench.compare.limits import limits
@@ -19,7 +18,7 @@ from paged_bench.compare.words import (
     time_text,
 )
 from paged_bench.report.page import Column, document, table
-from paged_bench.report.svg import Canvas
+from paged_bench.report.svg import Canvas, escape
 
 _WIDTH, _HEIGHT, _REACH = 150, 22, 2.0  # the drawing ends at half and at twice the time
 _SERIES = {Verdict.MUCH_SLOWER: 4, Verdict.SLOWER: 1, Verdict.UNCLEAR: 7, Verdict.SAME: 0, Verdict.FASTER: 2}

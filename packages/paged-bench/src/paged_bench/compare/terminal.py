@@ -15,10 +15,10 @@ from paged_bench.compare.words import (
     headline,
     interval_text,
     name_text,
-    plain,
     side_text,
     time_text,
 )
+from paged_bench.plain import plain
 
 _WIDE = 110  # columns from which on everything fits
 _STYLES = {

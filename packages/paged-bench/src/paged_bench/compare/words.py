@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paged_bench.compare.comparison import Comparison, Unmatched
 from paged_bench.compare.verdict import Row, Verdict
+from paged_bench.plain import plain
 
 
 def time_text(us: float) -> str:
@@ -28,16 +29,6 @@ def change_text(row: Row) -> str:
 def interval_text(row: Row) -> str:
     """Return the interval of the change, or nothing where there is none."""
     return "" if row.ratio is None else f"{row.ratio.low - 1:+.1%} … {row.ratio.high - 1:+.1%}"
-
-
-def plain(text: str) -> str:
-    """Return a text from a record without what a terminal would obey.
-
-    Example:
-        >>> plain("a case" + chr(27) + "[2J")
-        'a case?[2J'
-    """
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def series_name(title: str, what: str, timing: str) -> str:

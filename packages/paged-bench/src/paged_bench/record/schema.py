@@ -370,7 +370,7 @@ class Record(_Block):
         matmul = self.ceiling("matmul", case.shape.dtype if case.shape else None)
         if case.work is None or read is None or matmul is None:
             return None
-        return max(case.work.bytes / read, case.work.operations / matmul) * 1e6
+        return max(case.work.bytes / read, case.work.operations / matmul) * 1e6 or None
 
     def ratio_to_floor(self, case: Case, samples: Samples | None = None) -> float | None:
         """Return median over floor, of the case's main series unless another is given."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,6 +16,7 @@ from paged_bench.report.latency import latency
 from paged_bench.report.page import document, figure
 from paged_bench.report.roofline import roofline
 from paged_bench.report.split import step_split
+from paged_bench.report.svg import escape
 
 WIDE, NARROW = 760, 340
 Draw: TypeAlias = Callable[[Sequence[Record], int], str | None]

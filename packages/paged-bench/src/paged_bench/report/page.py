@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import Literal, TypeAlias
 
 from paged_bench.report.style import CSS, PATTERNS
+from paged_bench.report.svg import escape
 
 Column: TypeAlias = Literal["figure", "figure long", "long", "whole"]
 

@@ -55,7 +55,9 @@ def _roof(record: Record) -> tuple[float, float] | None:
 
 
 def _intensity(point: Point) -> float:
-    return point.work.operations / point.work.bytes if point.work and point.work.bytes else math.inf
+    """Return operations a byte; infinite where either was not counted, which keeps the point out."""
+    counted = point.work is not None and point.work.bytes > 0 and point.work.operations > 0
+    return point.work.operations / point.work.bytes if point.work and counted else math.inf
 
 
 def _place(point: Point) -> tuple[float, float]:

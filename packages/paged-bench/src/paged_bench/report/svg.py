@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
-from xml.sax.saxutils import escape
+from xml.sax import saxutils
 
+from paged_bench.plain import plain
 from paged_bench.report.style import CSS, PATTERNS
 
 Anchor: TypeAlias = Literal["start", "middle", "end"]
@@ -32,6 +33,11 @@ def text_width(text: str, size: int = NORMAL) -> float:
     """Return about how wide a text is: a little more than common sans-serif fonts take."""
     wide = sum(1.0 if letter in "mwMW@…" else 0.35 if letter in " .,:;il|'·" else 0.62 for letter in text)
     return wide * size
+
+
+def escape(text: str) -> str:
+    """Return the text as it may stand between tags and in attributes."""
+    return saxutils.escape(plain(text), {'"': "&quot;"})
 
 
 class Canvas:
