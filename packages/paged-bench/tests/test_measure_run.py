@@ -115,6 +115,19 @@ def test_a_run_keeps_everything(runs):
     assert "3 of 3 cases measured" in runs.text
 
 
+def test_a_path_with_a_schedule_has_it_timed_alone(runs):
+    assert runs(DECODE, kernel="sm80") == 0
+    case = runs.record.case(DECODE.id)
+    medians = {one.what: one.median for one in case.series if one.timing == "graph"}
+    assert medians == pytest.approx(
+        {"attend+combine": 42, "step": 47, "append": 2, "schedule": 3, "layer": 44}, rel=0.02
+    )
+    assert case.parameters["path"] == "sm80"
+    attend = next(one for one in case.variants if one.kernel == "sm80_latent.cu")
+    assert attend.description.startswith("sm80: asked for by name")
+    assert [one.kernel for one in case.variants if one.description] == ["sm80_latent.cu"]
+
+
 def test_what_one_case_writes_does_not_change_another_one(runs):
     assert runs(MIXED, DECODE, replace(MIXED, heads=5), rounds=3) == 0
     assert all(len(case.samples("step", "graph").blocks) == 3 for case in runs.record.cases if case.shape)

@@ -20,7 +20,7 @@ from paged_bench.measure.suite import CaseSpec
 from paged_bench.measure.timing import Timer
 from paged_bench.record import Correctness
 
-_CHECKERS = 4  # rows under comparison at once; the oracle has threads of its own
+_CHECKERS = 8  # rows under comparison at once; the oracle has threads of its own
 
 
 class StackRun:

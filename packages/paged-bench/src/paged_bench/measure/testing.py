@@ -1,8 +1,8 @@
 # ruff: noqa: D102 - the methods are those of the protocols
 """A GPU without a GPU: launches take effect in NumPy at once and take simulated time.
 
-It knows the measurement's own kernels and the baseline operator, by the oracle. What a run does around them
-(order, checks, counting, records, interrupts) is the real code. Times are what a test says they are.
+It knows the measurement's own kernels and the operator's baseline and split paths, by the oracle. What a run
+does around them (order, checks, counting, records, interrupts) is the real code. Times are what a test says.
 """
 
 from __future__ import annotations
@@ -26,7 +26,13 @@ from paged_bench.measure.machine import Machine
 from paged_bench.measure.nvml import GpuState
 
 # Microseconds of a launch by the beginning of its symbol; what counts bytes or cycles is not among them.
-TIMES: Mapping[str, float] = {"append": 2.0, "schedule": 2.0, "baseline": 40.0, "combine": 2.0}
+TIMES: Mapping[str, float] = {
+    "append": 2.0,
+    "schedule": 3.0,
+    "baseline": 40.0,
+    "sm80": 40.0,
+    "combine": 2.0,
+}
 READ_RATE, COPY_RATE, PRODUCT_RATE, CYCLES_PER_US = 4e12, 3.5e12, 7e14, 1980.0
 LAUNCH_US = 1.0
 _DRAWN = 65_521  # numbers that larger memory repeats; odd, so that they do not cancel out
@@ -174,6 +180,11 @@ class SimulatedGpu(FakeDriver):
     def _run_baseline(self, launched: Launched) -> None:
         attend(AttentionParams.from_buffer_copy(launched.params), self.spoil)
         self._fresh["baseline", launched.params] = 0
+
+    def _run_combine(self, launched: Launched) -> None:
+        # Of a split path the last kernel does all of it.
+        attend(AttentionParams.from_buffer_copy(launched.params), self.spoil)
+        self._fresh["combine", launched.params] = 0
 
 
 def attend(params: AttentionParams, spoil: Spoil | None = None) -> None:

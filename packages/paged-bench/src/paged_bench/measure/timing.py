@@ -20,6 +20,7 @@ from paged_bench.record import Samples
 _WARMUPS = 2
 _TARGET_US = 40_000.0  # of one block of replays
 _FEWEST, _MOST = 5, 15  # samples of a block
+_HOST_CALLS = 16  # of one sample by the host's clock
 _SHORT_US = 250.0  # a replay below this repeats its calls until it is longer
 
 
@@ -82,17 +83,18 @@ class Timer:
         return self._samples(what, "eager", times, 1, _WARMUPS + 1)
 
     def host(self, what: str, launches: Sequence[Launch]) -> Samples:
-        """Time the host's part of single calls by its own clock."""
-        handle = self._bench.stream.handle
-        times = []
-        for index in range(_WARMUPS + _MOST):
-            launch = launches[index % len(launches)]
-            begin = time.perf_counter_ns()
-            launch(handle)
-            times.append((time.perf_counter_ns() - begin) / 1e3)
+        """Time the host's part of eager calls by its own clock, some calls at a time."""
+        handle, times = self._bench.stream.handle, []
+        chosen = [launches[index % len(launches)] for index in range(_HOST_CALLS)]
+        for _ in range(_WARMUPS + _MOST):
             # A full queue would make the host wait for the GPU.
             self._bench.stream.synchronize()
-        return self._samples(what, "wall", times[_WARMUPS:], 1, _WARMUPS)
+            begin = time.perf_counter_ns()
+            for launch in chosen:
+                launch(handle)
+            times.append((time.perf_counter_ns() - begin) / 1e3)
+        self._bench.stream.synchronize()
+        return self._samples(what, "wall", times[_WARMUPS:], _HOST_CALLS, _WARMUPS * _HOST_CALLS)
 
     def _samples(self, what: str, timing: str, times: list[float], calls: int, warmups: int) -> Samples:
         values = tuple(max(value / calls, 1e-3) for value in times)

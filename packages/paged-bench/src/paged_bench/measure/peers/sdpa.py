@@ -6,6 +6,7 @@ case for it.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,7 +66,8 @@ class TorchSdpa:
         for name in _BACKENDS:
             backend = getattr(kernels.SDPBackend, name)
             try:
-                with stream.torch.cuda.stream(stream.stream):
+                with stream.torch.cuda.stream(stream.stream), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # torch warns of each backend that refuses, and raises
                     result = call(backend, 0)
             except RuntimeError as error:
                 refusals.append(f"{name.lower()}: {str(error).splitlines()[0][:80]}")
