@@ -27,10 +27,14 @@ from paged_bench.record import (
     package_digest,
     save,
 )
+from paged_bench.residency.cuda_probe import CudaProbe
+from paged_bench.residency.reader import Access, Rows
+from paged_bench.residency.shapes import SHAPES, KvShape
 from paged_cuda import CudaVmmDriver, Stream
 from paged_cuda._nvrtc import nvrtc_version
 from paged_kv.vmm import (
     BasePlacement,
+    CommitAhead,
     GranuleTable,
     KvCacheGeometry,
     KvGrowthController,
@@ -202,6 +206,74 @@ def ahead(bench: Bench, geometry: KvCacheGeometry, before: int, after: int, samp
     bench.add("growth/none", "a step that does not grow", group, {"call": still}, calls=1_000)
 
 
+def steps(bench: Bench, how: str) -> None:
+    """A decode's steps, 128 tokens apart, over a cache that grows by a granule a binding every 8 steps.
+
+    A step makes room, replays a graph of 48 attention launches and waits for it. `cold` creates handles in
+    the step, `pool` has them waiting, `ahead` has a worker that commits on a stream of its own.
+    """
+    values: list[float] = []
+    growing: list[float] = []
+    shape, side = SHAPES["14b"], Stream(bench.stream.device)
+    count, apart, stride = 240, 128, 1_024
+    commits = 0
+    for _ in range(BLOCKS):
+        pool = make_pool(bench.vmm, retain=0)
+        storage = MappedStorage(shape.geometry(KvLayout.SEQ_MAJOR), pool)
+        controller = KvGrowthController(storage, min_bucket=stride, stride=stride)
+        controller.ensure(101, stream=bench.stream.handle)
+        if how == "pool":
+            pool.prefill(count * apart // stride * len(storage.geometry.bindings))
+        probe, layers = CudaProbe(shape, 128, bench.stream), rows_of(storage, shape)
+        probe.fill(layers, 0, 100)
+        probe.run(layers, Access.CAPTURE, 100)
+        graph = probe._graph
+        assert graph is not None
+        worker = CommitAhead(controller, margin=2 * stride, stream=side.handle)
+        if how == "ahead":
+            worker.start()
+            worker.poke(101)
+            time.sleep(0.2)
+        for step in range(count):
+            before = controller.capacity
+            with timed(values):
+                controller.ensure(101 + step * apart, stream=bench.stream.handle)
+                if how == "ahead":
+                    worker.poke(101 + step * apart)
+                graph.replay()
+                bench.stream.synchronize()
+            if controller.capacity > before:
+                growing.append(values[-1])
+        worker.stop()
+        assert not worker.problems
+        commits += worker.commits
+        probe.close()
+        storage.close()
+        pool.close()
+    words = {
+        "cold": "handles created in the step",
+        "pool": "handles waiting",
+        "ahead": "memory committed ahead by a worker",
+    }
+    bench.add(
+        f"steps/14b/{how}",
+        f"steps of a decode, a growth of 96 granules every 8: {words[how]}",
+        "steps while growing",
+        {"step": values, "step that grows": growing},
+        growths=len(growing),
+        commits_by_the_worker=commits,
+    )
+
+
+def rows_of(storage: MappedStorage, shape: KvShape) -> list[Rows]:
+    """Where each layer's rows lie, sequence-major."""
+    strides = (shape.kv_heads * shape.head_dim, shape.head_dim)
+    return [
+        Rows(layer, storage.address_of(2 * layer), storage.address_of(2 * layer + 1), *strides)
+        for layer in range(shape.layers)
+    ]
+
+
 def reallocation(bench: Bench, before: int, after: int, samples: int) -> None:
     """The baseline: allocate, copy every token, free."""
     geometry = geometry_14b(KvLayout.SEQ_MAJOR_BUCKET)
@@ -292,6 +364,8 @@ def main(out: Path) -> None:
     growth(bench, "14b-1024-to-1025", geometry_14b(), 1_024, 1_025, 8)
     growth(bench, "14b-4000-to-16000", geometry_14b(), 4_000, 16_000, 2)
     ahead(bench, geometry_14b(), 1_024, 2_048, 8)
+    for how in ("cold", "pool", "ahead"):
+        steps(bench, how)
     reallocation(bench, 1_024, 2_048, 4)
     reallocation(bench, 4_096, 8_192, 2)
     placement(bench, 4)
