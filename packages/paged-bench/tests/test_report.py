@@ -159,6 +159,13 @@ def test_the_split_names_every_kernel_and_the_sum(drawn):
     for name in ("append", "schedule", "attend", "combine"):
         assert f">{name}</text>" in text
     assert [len(split.parts) for split in splits(the_records())] == [4, 4, 4, 4]
+    case = a_case(1, 4096, 10.0)
+    fewer = case.model_copy(update={"series": tuple(one for one in case.series if one.what != "attend")})
+    assert [name for name, _ in splits([a_record([fewer])])[0].parts] == [
+        "append",
+        "schedule",
+        "attend + combine",
+    ]
     coarse = splits([a_record([a_case(1, 4096, 10.0, parts=False)])])[0]
     assert coarse.parts == (("append + schedule", pytest.approx(2.0)), ("attend + combine", 10.0))
 

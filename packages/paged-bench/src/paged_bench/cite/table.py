@@ -14,6 +14,7 @@ _SERIES = (
     ("step", "whole step"),
     *((name, name) for name in ("layer", "append", "schedule", "attend", "combine")),
 )
+_SIZES = ("context", "pool")
 
 
 def table(record: Record, only: str = "*") -> str:
@@ -30,7 +31,7 @@ def table(record: Record, only: str = "*") -> str:
         return _attention_table(record, shaped)
     if shaped:
         return _peer_table(record, shaped)
-    if all({"context", "pool"} <= case.parameters.keys() for case in cases):
+    if all(isinstance(case.parameters.get(key), int | float) for case in cases for key in _SIZES):
         return _growth_table(cases)
     return _plain_table(cases)
 
@@ -109,7 +110,7 @@ def _growth_table(cases: Sequence[Case]) -> str:
     rows = []
     for case in cases:
         samples = case.samples()
-        sizes = [f"{case.parameters[key]:,}" for key in ("context", "pool")]
+        sizes = [f"{case.parameters[key]:,}" for key in _SIZES]
         rows.append([*sizes, time_text(samples.median) if samples else f"failed: {case.failed}"])
     return _rows(["context", "pages of the pool", "median"], rows)
 

@@ -113,18 +113,19 @@ class Split:
 def splits(records: Sequence[Record]) -> tuple[Split, ...]:
     """Return the cases whose step was timed, cut as finely as their samples allow.
 
-    Where the four kernels were timed apart, those are the parts. Else it is attend + combine, and the rest of
-    the step. Kernels timed apart overlap less than in a step, so they need not add up to it.
+    Where the kernels were timed apart, those are the parts. Else it is attend + combine, and the rest of the
+    step. Kernels timed apart overlap less than in a step, so they need not add up to it.
     """
     cases = (case for record in _present(records) for case in record.cases)
     return tuple(Split(case, parts) for case in cases if (parts := _parts(case)))
 
 
 def _parts(case: Case) -> tuple[tuple[str, float], ...]:
-    apart = [(name, case.samples(name, "graph")) for name in STEP_KERNELS]
-    known = tuple((name, samples.median) for name, samples in apart if samples is not None)
-    if len(known) == len(STEP_KERNELS):
-        return known
+    for names in (STEP_KERNELS, ("append", "schedule", "attend+combine")):
+        apart = [(name, case.samples(name, "graph")) for name in names]
+        known = tuple((name.replace("+", " + "), samples.median) for name, samples in apart if samples)
+        if len(known) == len(names):
+            return known
     step, attention = case.samples("step", "graph"), case.samples("attend+combine", "graph")
     if step is None or attention is None or step.median <= attention.median:
         return ()

@@ -72,7 +72,9 @@ def _page_authority(records: Sequence[Record]) -> dict[str, Line]:
     for record in records:
         for case in record.cases:
             context, pool, samples = (*map(case.parameters.get, ("context", "pool")), case.samples())
-            if isinstance(context, int | float) and isinstance(pool, int | float) and samples is not None:
+            if not isinstance(context, int | float) or not isinstance(pool, int | float) or samples is None:
+                continue
+            if context > 0 and pool > 0:
                 sizes.setdefault((float(context), float(pool)), samples.median)
     smallest: dict[float, float] = {}
     for context, pool in sizes:
