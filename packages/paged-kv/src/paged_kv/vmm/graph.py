@@ -114,10 +114,12 @@ class GraphLifecycle:
 
     Example:
         >>> graph = GraphLifecycle()
-        >>> for _ in range(4):
+        >>> for _ in range(3):
         ...     with graph.step() as action:
-        ...         print(action, end=" ")
-        warm capture replay replay
+        ...         print(action)
+        warm
+        capture
+        replay
     """
 
     def __init__(self, enabled: bool = True) -> None:

@@ -93,6 +93,7 @@ class MappedStorage:
         self.layout = layout_of(geometry)
         self.arena = VirtualArena(Placement.of(geometry, pool.granule, placement, align=align), pool)
         self._written = 0
+        self._signature: GraphSignature | None = None
         self._planning = threading.Lock()
 
     @property
@@ -106,15 +107,20 @@ class MappedStorage:
 
     def signature(self, capacity: int) -> GraphSignature:
         """What a graph bakes in. The whole stride is addressable, so a mask over it is committed at once."""
+        if self._signature is not None:
+            return self._signature
         fixed = not self.layout.is_head_major
         shapes = {binding: binding.physical_shape(capacity) for binding in set(self.geometry.bindings)}
         addresses = (self.arena.placement.bases + self.arena.address).tolist()
-        return GraphSignature(
+        found = GraphSignature(
             tuple(
                 BindingSignature(address, shapes[binding], fixed, not self.layout.grows)
                 for address, binding in zip(addresses, self.geometry.bindings, strict=True)
             )
         )
+        if not self.layout.grows:  # nothing in it depends on the capacity
+            self._signature = found
+        return found
 
     def commit(self, tokens: int, stream: int) -> CommitOutcome | AdmissionRefused:
         """Back `tokens` tokens a row without publishing them; see `VirtualArena.commit`."""
