@@ -194,6 +194,15 @@ def test_an_interrupt_keeps_what_was_measured(runs):
     assert "stopped: interrupted" in runs.text
 
 
+def test_an_interrupt_before_the_first_measurement_is_status_2_too(runs):
+    def interrupt(uuid: str) -> GpuState:
+        raise KeyboardInterrupt
+
+    assert runs(DECODE, look=interrupt) == 2
+    assert "before anything was measured" in runs.text
+    assert not runs.out.exists()
+
+
 def test_until_the_end_the_record_says_that_it_is_not_complete(runs):
     seen = []
 

@@ -78,8 +78,13 @@ def run(
         raise OptionError("--only", f"no case of suite {options.suite} matches {', '.join(options.only)}")
     preload(chosen)
     session = _Session(options, machine or Machine.real(), wanted, chosen, peers or all_peers(), cache)
+    shown = console or PlainConsole(stderr=True, highlight=False)
     with _Terminable():
-        return session.run(console or PlainConsole(stderr=True, highlight=False))
+        try:
+            return session.run(shown)
+        except KeyboardInterrupt:
+            shown.print("interrupted before anything was measured")
+            return _INCOMPLETE
 
 
 class _Terminable:

@@ -29,6 +29,7 @@ from paged_bench.record import (
     save,
 )
 
+_ROOT = Path(__file__).resolve().parents[5]  # of the tree, if this is not an installed wheel
 _CODE = ("paged_cuda", "paged_oracle", "paged_bench")
 
 
@@ -54,7 +55,7 @@ class Recorder:
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             command=command,
             stopped="still running",
-            revision=revision(Path(__file__).parent),
+            revision=revision(_ROOT) if (_ROOT / "packages" / "paged-bench").is_dir() else None,
             suite=Suite(name=suite, digest=digest(specs)),
             kernels=present_kernels(),
             code={package: package_digest(package) for package in _CODE},
