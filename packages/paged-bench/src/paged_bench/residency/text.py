@@ -32,6 +32,7 @@ def render(report: Report) -> str:
         f"{report.model} on {report.backend} ({report.device}), granules of {report.granularity} bytes",
         f"{report.prompt!r} continued by {max(lengths)} tokens in {len(report.lanes)} caches side by side: "
         + ("the same tokens in all" if report.same_tokens else "THE TOKENS DIFFER"),
+        f"  {report.text!r}",
     ]
     for shape in dict.fromkeys(lane.shape for lane in report.lanes):
         lanes = [lane for lane in report.lanes if lane.shape == shape]
