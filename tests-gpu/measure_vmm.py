@@ -109,33 +109,38 @@ def driver_calls(bench: Bench, count: int = 96) -> None:
     series: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(BLOCKS):
         address = vmm.reserve_addresses(count * size, size)
+        places = [address + index * size for index in range(count)]
         handles = []
         for _ in range(count):
             with timed(series["create"]):
                 handles.append(vmm.create_handle(size))
-        for index, handle in enumerate(handles):
+        for place, handle in zip(places, handles, strict=True):
             with timed(series["map"]):
-                vmm.map_handle(address + index * size, size, handle)
-        for index in range(count):
+                vmm.map_handle(place, size, handle)
+        for place in places:
             with timed(series["set-access"]):
-                vmm.set_access(address + index * size, size)
-        for _ in range(10):
+                vmm.set_access(place, size)
+        for place in places:
+            with timed(series["zero"]):
+                vmm.fill(place, 0, size, stream.handle)
+                stream.synchronize()
+        for place in places:
+            with timed(series["unmap"]):
+                vmm.unmap(place, size)
+        for _ in range(10):  # access is set anew on what was just mapped, as a growth does it
+            for place, handle in zip(places, handles, strict=True):
+                vmm.map_handle(place, size, handle)
             with timed(series["set-access-run"]):
                 vmm.set_access(address, count * size)
-        for index in range(count):
-            with timed(series["zero"]):
-                vmm.fill(address + index * size, 0, size, stream.handle)
-                stream.synchronize()
-        for index in range(count):
-            with timed(series["unmap"]):
-                vmm.unmap(address + index * size, size)
+            for place in places:
+                vmm.unmap(place, size)
         for handle in handles:
             with timed(series["release"]):
                 vmm.release_handle(handle)
         vmm.free_addresses(address, count * size)
     for name, values in series.items():
         granules = count if name == "set-access-run" else 1
-        title = f"{name}: one call for {granules} granules of {size >> 20} MiB"
+        title = f"{name.replace('-', ' ')}: {granules} granule{'s'[: granules > 1]} of {size >> 20} MiB"
         bench.add(f"call/{name}", title, "driver calls", {"call": values}, granules=granules)
 
 
@@ -161,7 +166,7 @@ def growth(bench: Bench, name: str, geometry: KvCacheGeometry, before: int, afte
         how = "handles waiting" if pooled else "handles created in it"
         bench.add(
             f"growth/{name}/{'pool' if pooled else 'cold'}",
-            f"{name}: {before:,} to {after:,} tokens, {granules} granules, {how}",
+            f"{before:,} to {after:,} tokens, {granules:,} granules, {how}",
             "stall of a growth",
             {"call": calls, "call+zeroed": waits},
             granules=granules,
@@ -198,7 +203,7 @@ def ahead(bench: Bench, geometry: KvCacheGeometry, before: int, after: int, samp
     group = "stall of a growth"
     bench.add(
         "growth/14b/committed-ahead",
-        f"14b: {before:,} to {after:,} tokens, memory committed ahead: what is left in the step",
+        f"{before:,} to {after:,} tokens, memory committed ahead: what is left in the step",
         group,
         {"call": calls, "call+zeroed": waits},
     )
@@ -294,7 +299,7 @@ def reallocation(bench: Bench, before: int, after: int, samples: int) -> None:
         pool.close()
     bench.add(
         f"growth/14b-{before}-to-{after}/reallocated",
-        f"14b: {before:,} to {after:,} tokens by copying {copied:,} bytes into new buffers",
+        f"{before:,} to {after:,} tokens by copying {copied:,} bytes into new buffers",
         "stall of a growth",
         {"call": calls, "call+zeroed": waits},
         copied_bytes=copied,
