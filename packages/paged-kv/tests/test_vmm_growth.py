@@ -401,3 +401,28 @@ def test_growth_and_commit_ahead_from_two_threads_agree() -> None:
     assert problems == []
     assert held.arena.mapped_bytes == 8 * G
     stand.verify()
+
+
+def test_a_reallocation_needs_room_for_old_and_new() -> None:
+    stand, held, controller = made(realloc=True, limit=3 * 2 * 16 * 16)
+    controller.ensure(16)
+    before = [held.address_of(number) for number in range(2)]
+    refused = controller.ensure(33)
+    assert refused == AdmissionRefused(
+        2 * 64 * 16, 2 * 32 * 16, 3 * 2 * 16 * 16, stand.holder.tier, "reallocated cache"
+    )
+    assert [held.address_of(number) for number in range(2)] == before
+    assert controller.ensure(17).new == 32
+    assert held.leased_bytes == held.physical_bytes == 2 * 32 * 16
+    held.close()
+    assert held.leased_bytes == 0
+
+
+def test_closing_twice() -> None:
+    stand, held, controller = made()
+    controller.ensure(100)
+    held.close()
+    held.close()
+    with pytest.raises(ArenaClosed):
+        controller.ensure(1_000)
+    stand.verify_empty()

@@ -1,9 +1,11 @@
 """Physical memory behind reserved addresses: what a cache commits, who pays, and when a graph survives it."""
 
 from .ahead import CommitAhead
-from .arena import CommitOutcome, DecommitOutcome, VirtualArena
+from .arena import VirtualArena
 from .buckets import capacity_bucket
 from .capture import PROCESS_GATE, CaptureGate
+from .commit import CommitOutcome
+from .decommit import DecommitOutcome
 from .driver import DriverCalls, VmmDriver
 from .fake_driver import FakeDriverFailure, FakeVmmDriver, ImpossibleSequence
 from .fence import WorkFence

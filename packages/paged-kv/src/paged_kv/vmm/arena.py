@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import threading
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from types import TracebackType
 
 import numpy as np
@@ -35,7 +34,8 @@ from paged_kv.errors import (
 )
 from paged_kv.geometry import is_integer
 
-from .commit import CommitWork
+from .commit import CommitOutcome, CommitWork
+from .decommit import DecommitOutcome, apply_decommit
 from .fence import WorkFence
 from .grant import MappedGrowthGrant
 from .granules import GranuleTable
@@ -43,45 +43,6 @@ from .handle_pool import HandlePool
 from .ledger import AdmissionRefused
 from .placement import Placement
 from .planner import CommitPlan, CommitPlanner, DecommitPlan
-
-
-@dataclass(frozen=True, slots=True)
-class CommitOutcome:
-    """What a commit did.
-
-    Attributes:
-        billed_bytes: bytes mapped that were not before.
-        created: handles that had to be created for it; the rest came from the pool.
-        runs: calls that set access, one a run of neighbouring granules.
-        granted: whether a grant was needed.
-    """
-
-    billed_bytes: int
-    created: int
-    runs: int
-    granted: bool
-
-
-@dataclass(frozen=True, slots=True)
-class DecommitOutcome:
-    """What giving back did.
-
-    Attributes:
-        refunded_bytes: bytes that are mapped no longer.
-        pooled: handles that the pool kept.
-        quarantined_granules: granules that could not be unmapped: still billed, never used again.
-        quarantined_handles: handles that could not be released: still owned.
-    """
-
-    refunded_bytes: int
-    pooled: int
-    quarantined_granules: tuple[int, ...] = ()
-    quarantined_handles: int = 0
-
-    @property
-    def complete(self) -> bool:
-        """Whether nothing was quarantined."""
-        return not self.quarantined_granules and not self.quarantined_handles
 
 
 class VirtualArena:
@@ -208,7 +169,7 @@ class VirtualArena:
         with self.pool.gate.memory(), self._lock:
             self._require_plan(plan)
             self.require_idle()
-            return self._apply_decommit(plan)
+            return apply_decommit(self.pool, self.table, self.address, plan)
 
     def wait_idle(self) -> None:
         """Let the host wait for everything that was launched, and for the zeroing of commits.
@@ -306,23 +267,32 @@ class VirtualArena:
     def _commit(self, plan: CommitPlan, stream: int, grant: MappedGrowthGrant | None) -> CommitOutcome:
         with self.pool.gate.memory() if plan.billed_bytes else nullcontext(), self._lock:
             self._require_plan(plan)
-            if grant is not None and grant.nbytes < plan.billed_bytes:
-                raise CapacityUnavailable(
-                    f"the grant is for {grant.nbytes} bytes and {plan.billed_bytes} are to be mapped",
-                    granted=grant.nbytes,
-                    needed=plan.billed_bytes,
-                )
             self._require_healthy(plan)
-            follows = self._last_stream not in (None, stream)
-            work = CommitWork(self.pool, plan, self.address, stream, self._ready, follows)
-            try:
-                self._run(work, grant)
-            except BaseException as error:
-                self._apply_undo(work, grant, error)
-                raise
-            self._apply_commit(work, grant)
-            created = len(work.handles) - work.pooled
-            return CommitOutcome(plan.billed_bytes, created, len(plan.run_first), grant is not None)
+            if grant is not None and plan.billed_bytes:
+                return self._map(plan, stream, grant)
+            if grant is not None:
+                grant.rollback()
+            self.table.apply_commit(plan.cells, [], [])
+            return CommitOutcome(0, 0, 0, grant is not None)
+
+    def _map(self, plan: CommitPlan, stream: int, grant: MappedGrowthGrant) -> CommitOutcome:
+        if grant.nbytes < plan.billed_bytes:
+            raise CapacityUnavailable(
+                f"the grant is for {grant.nbytes} bytes and {plan.billed_bytes} are to be mapped",
+                granted=grant.nbytes,
+                needed=plan.billed_bytes,
+            )
+        follows = self._last_stream not in (None, stream)
+        work = CommitWork(self.pool, plan, self.address, stream, self._ready, follows)
+        try:
+            work.run(grant.sources.fresh)
+        except BaseException as error:
+            self._apply_undo(work, grant, error)
+            raise
+        grant.settle(plan.billed_bytes, work.created * self.pool.granule)
+        self.table.apply_commit(plan.cells, work.granules, work.handles)
+        self._last_stream = stream
+        return CommitOutcome(plan.billed_bytes, work.created, len(plan.run_first), granted=True)
 
     def _require_healthy(self, plan: CommitPlan) -> None:
         bad = np.flatnonzero(self.table.poisoned[self.placement.cell_granule[plan.cells]])
@@ -335,34 +305,12 @@ class VirtualArena:
                 needed=plan.billed_bytes,
             )
 
-    def _run(self, work: CommitWork, grant: MappedGrowthGrant | None) -> None:
-        missing = work.take() * self.pool.granule
-        if grant is not None and missing > grant.sources.fresh:
-            raise CapacityUnavailable(
-                f"{missing} bytes must be created and the grant covers {grant.sources.fresh}: the pool was "
-                "trimmed since; ask again",
-                needed=missing,
-                granted=grant.sources.fresh,
-            )
-        if len(work.plan.newly_mapped):
-            work.run()
-
-    def _apply_commit(self, work: CommitWork, grant: MappedGrowthGrant | None) -> None:
-        if grant is not None:
-            grant.settle(work.plan.billed_bytes, (len(work.handles) - work.pooled) * self.pool.granule)
-        self.table.apply_commit(work.plan.cells, work.granules, work.handles)
-        if work.handles:
-            self._last_stream = work.stream
-
-    def _apply_undo(self, work: CommitWork, grant: MappedGrowthGrant | None, error: BaseException) -> None:
+    def _apply_undo(self, work: CommitWork, grant: MappedGrowthGrant, error: BaseException) -> None:
         """Take the work back, and say so when that does not succeed."""
         work.undo()
         size = self.pool.granule
-        if grant is not None and (work.poisoned or work.stranded):
-            owned = (work.poisoned_fresh + work.stranded) * size
-            grant.settle(len(work.poisoned) * size, owned, work.stranded * size)
-        elif grant is not None:
-            grant.rollback()
+        owned = (work.poisoned_fresh + work.stranded) * size
+        grant.settle(len(work.poisoned) * size, owned, work.stranded * size)
         self.pool.poison(list(work.poisoned.values()))
         for granule, handle in work.poisoned.items():
             self.table.apply_poison(granule, handle)
@@ -373,30 +321,6 @@ class VirtualArena:
                 granules=tuple(sorted(work.poisoned)),
                 handles=work.stranded,
             ) from error
-
-    def _apply_decommit(self, plan: DecommitPlan) -> DecommitOutcome:
-        pool, table, size = self.pool, self.table, self.pool.granule
-        handles: list[int] = []
-        poisoned: list[int] = []
-        try:
-            for granule in plan.unmapped.tolist():
-                try:
-                    pool.calls("unmap", pool.driver.unmap, self.address + granule * size, size)
-                except DriverCallFailed:
-                    poisoned.append(granule)
-                else:
-                    handles.append(table.apply_unmapped(granule))
-        finally:
-            done = len(handles) + len(poisoned)
-            left = plan.unmapped[done:]
-            granules = self.placement.cell_granule[plan.cells]
-            table.apply_unclaim(plan.cells[~np.isin(granules, left)] if len(left) else plan.cells)
-            pool.poison([table.handles[granule] for granule in poisoned])
-            for granule in poisoned:
-                table.apply_poison(granule, table.handles[granule])
-            pool.governor.unmapped(pool.holder, len(handles) * size)
-            kept, stranded = pool.give(handles)
-        return DecommitOutcome(len(handles) * size, kept, tuple(poisoned), stranded)
 
     def _apply_free(self) -> None:
         """Give the addresses and the events back; the first failure is told after all was tried."""

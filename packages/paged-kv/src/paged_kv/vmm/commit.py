@@ -10,10 +10,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paged_kv.errors import DriverCallFailed
+from paged_kv.errors import CapacityUnavailable, DriverCallFailed
 
 from .handle_pool import HandlePool
 from .planner import CommitPlan
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOutcome:
+    """What a commit did.
+
+    Attributes:
+        billed_bytes: bytes mapped that were not before.
+        created: handles that had to be created for it; the rest came from the pool.
+        runs: calls that set access, one a run of neighbouring granules.
+        granted: whether a grant was needed.
+    """
+
+    billed_bytes: int
+    created: int
+    runs: int
+    granted: bool
 
 
 @dataclass(slots=True)
@@ -52,13 +69,29 @@ class CommitWork:
         """The granules to map, ascending."""
         return [int(granule) for granule in self.plan.newly_mapped]
 
-    def run(self) -> None:
-        """All phases.
+    @property
+    def created(self) -> int:
+        """Handles that were created for it."""
+        return len(self.handles) - self.pooled
+
+    def run(self, creatable: int) -> None:
+        """All phases, creating at most `creatable` bytes of handles.
 
         Raises:
-            DriverCallFailed: a call failed; `undo` is the caller's next call.
+            CapacityUnavailable: more would have to be created.
+            DriverCallFailed: a call failed; `undo` is the caller's next call in both cases.
         """
         pool, size = self.pool, self.pool.granule
+        self.handles = pool.take(len(self.plan.newly_mapped))
+        self.pooled = len(self.handles)
+        missing = (len(self.plan.newly_mapped) - self.pooled) * size
+        if missing > creatable:
+            raise CapacityUnavailable(
+                f"{missing} bytes must be created and the grant covers {creatable}: the pool was trimmed "
+                "since; ask again",
+                needed=missing,
+                granted=creatable,
+            )
         while len(self.handles) < len(self.plan.newly_mapped):
             self.handles.append(pool.create())
         for granule, handle in zip(self.granules, self.handles, strict=True):
@@ -73,12 +106,6 @@ class CommitWork:
         if self.follows:  # so that one event stands for all zeroing so far
             pool.calls("publish", pool.driver.stream_wait_event, self.stream, self.ready)
         pool.calls("publish", pool.driver.record_event, self.ready, self.stream)
-
-    def take(self) -> int:
-        """Take what the pool has; how many must be created."""
-        self.handles = self.pool.take(len(self.plan.newly_mapped))
-        self.pooled = len(self.handles)
-        return len(self.plan.newly_mapped) - self.pooled
 
     def undo(self) -> None:
         """Take everything back; what cannot be is in `poisoned` and `stranded`."""

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from paged_kv.errors import LayoutRefused
 from paged_kv.geometry import INT64_MAX, as_size
 
-from .arena import CommitOutcome, DecommitOutcome
 from .buckets import DEFAULT_MIN_BUCKET, capacity_bucket, stride_bucket
+from .commit import CommitOutcome
+from .decommit import DecommitOutcome
 from .graph import GraphKeepDecision, GraphLifecycle, GraphSignature
 from .ledger import AdmissionRefused
 from .storage import GrowthWork, KvStorage, MappedStorage

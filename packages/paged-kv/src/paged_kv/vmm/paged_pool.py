@@ -14,7 +14,8 @@ from paged_kv.geometry import PageGeometry, as_size
 from paged_kv.manager import KVCacheManager
 from paged_kv.outcomes import PoolShrinkRefused
 
-from .arena import CommitOutcome, DecommitOutcome
+from .commit import CommitOutcome
+from .decommit import DecommitOutcome
 from .geometry import BindingGeometry, KvCacheGeometry, KvLayout
 from .ledger import AdmissionRefused
 from .storage import MappedStorage

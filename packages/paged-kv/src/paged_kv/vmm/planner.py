@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paged_kv.errors import CommitOutOfRange, ForeignPlan, GranularityMismatch
+from paged_kv.errors import CommitOutOfRange, ForeignPlan
 from paged_kv.geometry import INT64_MAX, as_size
 
 from .geometry import BindingGeometry, live_prefix_ranges
@@ -185,18 +185,3 @@ class CommitPlanner:
                 needed=int(tokens),
                 maximum=limit,
             )
-
-
-def require_granule(placement: Placement, granule: int, who: str) -> None:
-    """Refuse to work on granules of another size.
-
-    Raises:
-        GranularityMismatch: the sizes differ, or do not divide.
-    """
-    if placement.granularity % granule:
-        raise GranularityMismatch(
-            f"the plan's granule is {placement.granularity} bytes and that of the {who} {granule}; the first "
-            "must be a multiple of the second",
-            given=placement.granularity,
-            expected=granule,
-        )

@@ -12,8 +12,10 @@ from typing import Protocol
 
 from paged_kv.errors import InvalidGeometry, LayoutRefused
 
-from .arena import CommitOutcome, DecommitOutcome, VirtualArena
+from .arena import VirtualArena
 from .capture import CaptureGate
+from .commit import CommitOutcome
+from .decommit import DecommitOutcome
 from .geometry import KvCacheGeometry, KvLayout, live_prefix_ranges
 from .graph import BindingSignature, GraphSignature
 from .handle_pool import HandlePool
