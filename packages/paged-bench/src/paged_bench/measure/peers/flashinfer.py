@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,44 +45,60 @@ class FlashInfer:
         )
         stream = TorchStream(bench)
         calls, results = [], []
+        scratch = stream.torch.empty(_WORKSPACE_BYTES, dtype=stream.torch.int8, device="cuda")
         for inputs in sets:
-            wrapper = self._planned(stream, spec, inputs)
+            wrapper = self._planned(stream, spec, inputs, scratch)
             query, cache = (stream.view(inputs.arrays[name]) for name in ("query", "key_cache"))
             query = query.view(spec.tokens, spec.heads, spec.head_size)
             rows = cache.view(-1, spec.block_size, spec.head_size)
             v = spec.v_head_size
-            operands = (query[..., :v], query[..., v:], rows[..., :v], rows[..., v:])
-            output = stream.torch.full_like(query[..., :v], float("nan"))
+            operands = {
+                "q_nope": query[..., :v],
+                "q_pe": query[..., v:],
+                "ckv_cache": rows[..., :v],
+                "kpe_cache": rows[..., v:],
+            }
+            output = stream.torch.full_like(operands["q_nope"], float("nan"))
             results.append(output)
 
             def call(wrapper: Any = wrapper, operands: Any = operands, output: Any = output) -> None:
-                wrapper.run(*operands, out=output)
+                wrapper.run(**operands, out=output)
 
             calls.append(stream.launch(call))
-        bench.launch(calls[0])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # newer releases prefer another form of the same arguments
+            bench.launch(*calls)
+        # Its split partials are bfloat16.
         return PeerCalls(calls, stream.output(results[0], spec), stream.capture, tolerance_factor=1.5)
 
-    def _planned(self, stream: TorchStream, spec: CaseSpec, inputs: InputSet) -> Any:
+    def _planned(self, stream: TorchStream, spec: CaseSpec, inputs: InputSet, scratch: Any) -> Any:
         torch = stream.torch
         counts = [-(-length // spec.block_size) for length in spec.context_lens]
         pages = np.concatenate([inputs.plan.block_table[row, :count] for row, count in enumerate(counts)])
-        index = [
-            torch.as_tensor(np.asarray(values, np.int32), device="cuda")
-            for values in (inputs.plan.cumulative, np.cumsum([0, *counts]), pages, spec.context_lens)
-        ]
+        names = ("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr")
+        values = (inputs.plan.cumulative, np.cumsum([0, *counts]), pages, spec.context_lens)
+        index = {
+            name: torch.as_tensor(np.asarray(value, np.int32), device="cuda")
+            for name, value in zip(names, values, strict=True)
+        }
         wrapper = module("flashinfer.mla").BatchMLAPagedAttentionWrapper(
-            torch.empty(_WORKSPACE_BYTES, dtype=torch.int8, device="cuda"),
+            scratch,
             use_cuda_graph=True,
-            qo_indptr=index[0].clone(),
-            kv_indptr=index[1].clone(),
-            kv_indices=index[2].clone(),
-            kv_len_arr=index[3].clone(),
             backend=self._backend,
+            **{name: value.clone() for name, value in index.items()},
         )
         dtype = getattr(torch, spec.dtype)
-        wrapper.plan(
-            *index,
-            *(spec.heads, spec.v_head_size, rope_width(spec), spec.block_size),
-            *(True, SCALE, dtype, dtype),
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            wrapper.plan(
+                **index,
+                num_heads=spec.heads,
+                head_dim_ckv=spec.v_head_size,
+                head_dim_kpe=rope_width(spec),
+                page_size=spec.block_size,
+                causal=True,
+                sm_scale=SCALE,
+                q_data_type=dtype,
+                kv_data_type=dtype,
+            )
         return wrapper
