@@ -104,6 +104,27 @@ def test_a_change_within_the_noise_of_the_same_code_is_not_flagged(seed, drift):
     assert one_verdict(base, head) is Verdict.UNCLEAR
 
 
+@settings(deadline=None, max_examples=30)
+@given(seed=SEEDS, slow=st.sampled_from([1.0, 1.2]))
+def test_what_a_round_did_to_both_sides_is_taken_out(seed, slow):
+    """The machine is up to twice as slow in some rounds, as a busy one is; both sides suffer alike."""
+    rng = np.random.default_rng(seed)
+    rounds, each = 6, 30
+    levels = 50 * np.exp(rng.uniform(0, 0.7, rounds))
+
+    def side(factor):
+        values = np.concatenate([factor * level * np.exp(rng.normal(0, 0.03, each)) for level in levels])
+        return Samples(what="call", timing="wall", values=tuple(values.tolist()), blocks=(each,) * rounds)
+
+    base, head = a_record({"a": [side(1.0)]}, session="s"), a_record({"a": [side(slow)]}, session="s")
+    row = compare(base, head).rows[0]
+    assert row.verdict is (Verdict.SAME if slow == 1.0 else Verdict.SLOWER)
+    assert row.change == pytest.approx(slow - 1, abs=0.03)
+    assert row.noise < 0.1
+    apart = compare(base, head.model_copy(update={"session": "another"})).rows[0]
+    assert apart.noise > row.noise
+
+
 def test_the_thresholds_are_those_that_are_named():
     base = steady(*[100.0] * 9)
     expected = {

@@ -5,6 +5,7 @@ Invariant: the same samples and the same seed give the same numbers on every mac
 
 from __future__ import annotations
 
+import math
 import statistics
 import zlib
 from collections.abc import Sequence
@@ -89,3 +90,27 @@ def noise_of(samples: Samples) -> float | None:
         return None
     medians = [statistics.median(block) for block in blocks]
     return max(medians) / min(medians) - 1
+
+
+def without_rounds(base: Samples, head: Samples) -> tuple[Samples, Samples]:
+    """Return both sides of an interleaved run with the level of each round taken out.
+
+    Block i of both sides was taken in round i. What the machine did to that round, it did to both, so each
+    round is brought to the level of all: the geometric mean of its two block medians becomes that of every
+    round. The ratio within a round stays as it was.
+
+    Example:
+        >>> slow_second_round = Samples(what="call", timing="wall", values=(10.0, 20.0), blocks=(1, 1))
+        >>> same, _ = without_rounds(slow_second_round, slow_second_round)
+        >>> [round(value, 3) for value in same.values]
+        [14.142, 14.142]
+    """
+    pairs = list(zip(base.in_blocks(), head.in_blocks(), strict=True))
+    levels = [math.sqrt(statistics.median(before) * statistics.median(after)) for before, after in pairs]
+    common = math.exp(statistics.fmean(map(math.log, levels)))
+    sides = []
+    for side, samples in enumerate((base, head)):
+        rounds = zip(pairs, levels, strict=True)
+        values = tuple(value * common / level for pair, level in rounds for value in pair[side])
+        sides.append(samples.model_copy(update={"values": values}))
+    return sides[0], sides[1]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paged_bench.compare.bootstrap import noise_of
 from paged_bench.compare.differences import Difference, differences
-from paged_bench.compare.verdict import Row, Verdict, row
+from paged_bench.compare.verdict import Pair, Row, Verdict, row
 from paged_bench.errors import ComparisonError
-from paged_bench.record import Case, Record, Samples
+from paged_bench.record import Case, Record
 
 
 @dataclass(frozen=True)
@@ -75,23 +73,19 @@ def compare(base: Record, head: Record, *, force: bool = False) -> Comparison:
     if found and not force:
         shown = ", ".join(f"{one.key} ({one.base} and {one.head})" for one in found)
         raise ComparisonError("records", f"differ in {shown}", "measure both on one machine, or use --force")
-    both = [*_all_samples(base), *_all_samples(head)]
-    noises = [one for one in map(noise_of, both) if one is not None]
-    noise = statistics.median(noises) if noises else 0.0
-    rows, unmatched = _match(base, head, noise)
-    if not rows and not unmatched:
+    pairs, unmatched = _match(base, head)
+    if not pairs and not unmatched:
         raise ComparisonError("records", "have no case at all", "give records with cases")
+    noise = statistics.median([pair.noise for pair in pairs if pair.noise is not None] or [0.0])
+    rows = [row(pair, noise) for pair in pairs]
     order = {verdict: place for place, verdict in enumerate(Verdict)}
     rows.sort(key=lambda row: (order[row.verdict], -row.change, row.case_id, row.what))
     return Comparison(base, head, tuple(rows), tuple(unmatched), found, noise, _drift(base, head))
 
 
-def _all_samples(record: Record) -> Iterator[Samples]:
-    return (samples for case in record.cases for samples in case.series)
-
-
-def _match(base: Record, head: Record, noise: float) -> tuple[list[Row], list[Unmatched]]:
-    rows: list[Row] = []
+def _match(base: Record, head: Record) -> tuple[list[Pair], list[Unmatched]]:
+    interleaved = base.session is not None and base.session == head.session
+    pairs: list[Pair] = []
     unmatched: list[Unmatched] = []
     for case in base.cases:
         other = head.case(case.id)
@@ -100,34 +94,28 @@ def _match(base: Record, head: Record, noise: float) -> tuple[list[Row], list[Un
         elif case.failed or other.failed:
             unmatched.append(_failure(case, other))
         else:
-            _match_series(case, other, noise, rows, unmatched)
+            found, alone = _match_series(case, other, interleaved)
+            pairs += found
+            unmatched += alone
     known = {case.id for case in base.cases}
     new = (case for case in head.cases if case.id not in known)
     unmatched += [Unmatched(case.id, case.title, "", "", "new", case.failed or "") for case in new]
-    return rows, unmatched
+    return pairs, unmatched
 
 
 def _failure(before: Case, after: Case) -> Unmatched:
-    state = (
-        "fails in both"
-        if before.failed and after.failed
-        else "fails now"
-        if after.failed
-        else "failed before"
-    )
+    states = {(True, True): "fails in both", (False, True): "fails now", (True, False): "failed before"}
+    state = states[bool(before.failed), bool(after.failed)]
     return Unmatched(before.id, before.title, "", "", state, after.failed or before.failed or "")
 
 
-def _match_series(case: Case, other: Case, noise: float, rows: list[Row], unmatched: list[Unmatched]) -> None:
+def _match_series(case: Case, other: Case, interleaved: bool) -> tuple[list[Pair], list[Unmatched]]:
     before = {(one.what, one.timing): one for one in case.series}
     after = {(one.what, one.timing): one for one in other.series}
-    for key, samples in before.items():
-        if key in after:
-            rows.append(row(case.id, other.title, samples, after[key], noise))
-        else:
-            unmatched.append(Unmatched(case.id, case.title, *key, "removed"))
-    new = sorted(after.keys() - before.keys())
-    unmatched += [Unmatched(case.id, other.title, *key, "new") for key in new]
+    both = [key for key in before if key in after]
+    removed = [Unmatched(case.id, case.title, *key, "removed") for key in before if key not in after]
+    new = [Unmatched(case.id, other.title, *key, "new") for key in after if key not in before]
+    return [Pair(case.id, other.title, before[key], after[key], interleaved) for key in both], removed + new
 
 
 def _drift(base: Record, head: Record) -> float | None:

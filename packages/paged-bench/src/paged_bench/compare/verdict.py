@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
-from paged_bench.compare.bootstrap import Ratio, noise_of, ratio_of_medians
+from paged_bench.compare.bootstrap import Ratio, noise_of, ratio_of_medians, without_rounds
 from paged_bench.record import Samples
 
 WARN, ALARM = 1.15, 1.30
@@ -43,7 +44,7 @@ class Row:
         head_us: median of the head.
         base_spread: first and third quartile of the base.
         head_spread: the same of the head.
-        ratio: head over base with its interval; None without samples.
+        ratio: head over base with its interval, round effects taken out; None without samples.
         noise: what the same code showed within the runs, as a share.
         verdict: the flag.
         why: why it is unclear, else empty.
@@ -64,8 +65,8 @@ class Row:
 
     @property
     def change(self) -> float:
-        """Head over base less one; positive is slower."""
-        return self.head_us / self.base_us - 1
+        """Head over base less one; positive is slower. Without samples it is that of the medians alone."""
+        return (self.ratio.value if self.ratio else self.head_us / self.base_us) - 1
 
 
 def resolution_us(samples: Samples) -> float:
@@ -95,13 +96,45 @@ def judge(base: Samples, head: Samples, noise: float, key: str) -> tuple[Ratio |
     return ratio, Verdict.UNCLEAR, "the interval reaches 15 %"
 
 
-def row(case_id: str, title: str, base: Samples, head: Samples, run_noise: float) -> Row:
-    """Compare one series; the noise is its own on either side, and at least that of the runs."""
-    noise = max(run_noise, noise_of(base) or 0.0, noise_of(head) or 0.0)
-    ratio, verdict, why = judge(base, head, noise, f"{case_id} {base.what} {base.timing}")
+@dataclass(frozen=True)
+class Pair:
+    """One series on both sides before it is judged.
+
+    Attributes:
+        case_id: what was matched by.
+        title: for people.
+        base: samples as they were taken.
+        head: samples as they were taken.
+        interleaved: whether block i of both sides was taken in the same round.
+    """
+
+    case_id: str
+    title: str
+    base: Samples
+    head: Samples
+    interleaved: bool
+
+    @cached_property
+    def compared(self) -> tuple[Samples, Samples]:
+        """Both sides, round effects taken out where there were rounds."""
+        if self.interleaved and 1 < len(self.base.in_blocks()) == len(self.head.in_blocks()):
+            return without_rounds(self.base, self.head)
+        return self.base, self.head
+
+    @property
+    def noise(self) -> float | None:
+        """The larger of the two sides' A/A noise; None where neither says."""
+        return max((one for one in map(noise_of, self.compared) if one is not None), default=None)
+
+
+def row(pair: Pair, run_noise: float) -> Row:
+    """Judge one pair; its noise is its own, and at least that of the runs."""
+    base, head = pair.base, pair.head
+    noise = max(run_noise, pair.noise or 0.0)
+    ratio, verdict, why = judge(*pair.compared, noise, f"{pair.case_id} {base.what} {base.timing}")
     return Row(
-        case_id=case_id,
-        title=title,
+        case_id=pair.case_id,
+        title=pair.title,
         what=base.what,
         timing=base.timing,
         base_us=base.median,
