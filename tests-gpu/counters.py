@@ -2,9 +2,9 @@
 
 usage: python tests-gpu/counters.py OUT.json
 
-Every case of `CASES` runs once to warm up and once under `ncu`, which replays each kernel alone, with cold
-caches and unlocked clocks: durations here are not those of a step, shares and ratios are what counts. Needs
-torch, `ncu` on the PATH, and a driver that lets this user read counters.
+Every case runs once to warm up and once under `ncu`, which replays each kernel alone, with cold caches and
+unlocked clocks: durations here are not those of a step, shares and ratios are what counts. Needs `ncu` on the
+PATH, and a driver that lets this user read counters.
 """
 
 from __future__ import annotations
@@ -51,21 +51,29 @@ STALLS = (
 
 def counted() -> None:
     """Run the cases; the child of `ncu`."""
-    import measure_split as ms
-    import torch
+    from cuda.bindings import driver
+    from paged_bench.measure.bench import Bench
+    from paged_bench.measure.counters import CudaCounters
+    from paged_bench.measure.inputs import Footprint, InputMaker, Pool, host_plans
+    from paged_bench.measure.step import operator_of, run_step
+    from paged_bench.measure.tables import decode, ragged
+    from paged_cuda import Device, require_driver
 
-    for name in ("1 x 4,096", "1 x 32,768", "128 x 4,096", "ragged", "64 x 4,096, 2 terms"):
-        case = next(case for case in ms.cases() if case[0].startswith(name))
-        pool = ms.normal(int(0.9e9) // (case[4] * case[2] * 2), case[4], 1, case[2])
-        stream = torch.cuda.Stream()
-        one = ms.Set(case, pool, stream)
-        stream.synchronize()
-        torch.cuda.profiler.start()
-        one.step(stream)
-        stream.synchronize()
-        torch.cuda.profiler.stop()
-        del one, pool
-        torch.cuda.empty_cache()
+    bench = Bench(Device(require_driver(), 0), CudaCounters())
+    pool = Pool(bench)
+    wide = [decode(*shape, 16) for shape in ((1, 4096), (1, 32_768), (128, 4096))]
+    narrow = decode(64, 4096, 16, head_size=192, v_head_size=128, weight_terms=2)
+    for spec in (*wide, ragged(16), narrow):
+        operator = operator_of(spec, bench.device).prepare()
+        cache = pool.view(spec, Footprint.of(spec).cache)
+        inputs = InputMaker(bench, spec).make(0, host_plans(spec, 1)[0], cache)
+        run_step(operator, inputs, bench.stream.handle)
+        bench.stream.synchronize()
+        with bench.device:
+            driver.cuProfilerStart()
+            run_step(operator, inputs, bench.stream.handle)
+            bench.stream.synchronize()
+            driver.cuProfilerStop()
 
 
 def read(text: str) -> list[dict[str, Any]]:

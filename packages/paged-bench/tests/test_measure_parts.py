@@ -67,8 +67,9 @@ def test_names_are_unique_and_the_digest_is_of_the_definitions_alone(suite):
 
 
 def test_the_suites_hold_each_other_and_the_targets():
-    quick, standard, full = ({case.id for case in cases_of(suite)} for suite in SUITES)
+    quick, standard, full, tiles = ({case.id for case in cases_of(suite)} for suite in SUITES)
     assert standard < full
+    assert not tiles & full
     wanted = {
         decode(batch, context, heads).id
         for batch, context in (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paged_bench.errors import OptionError
 
-_ROUNDS = {"quick": 2, "standard": 3, "full": 2}
+_ROUNDS = {"quick": 2, "standard": 3, "full": 2, "tiles": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class MeasureOptions:
     """What to measure and how.
 
     Attributes:
-        suite: `quick`, `standard` or `full`.
+        suite: `quick`, `standard`, `full` or `tiles`.
         only: Patterns of case ids; empty for all.
         peers: As `--peers` was given.
         out: The record.
@@ -48,7 +48,7 @@ class MeasureOptions:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("--suite", choices=("quick", "standard", "full"), default="standard")
+    parser.add_argument("--suite", choices=tuple(_ROUNDS), default="standard")
     parser.add_argument(
         "--only",
         action="append",

@@ -73,6 +73,7 @@ def operator_of(
         bounds,
         device=device,
         kernel=kernel,
+        row_tile=spec.row_tile,
         split_rows=spec.split_rows,
         weight_terms=spec.weight_terms,
         cache=cache,

@@ -34,6 +34,7 @@ class CaseSpec:
         rotary_dim: Rotated channels; 0 for none.
         weight_terms: 16-bit terms of a softmax weight, an option of the operator; None for its own choice.
         split_rows: Fixed split, an option of the operator; 0 for none.
+        row_tile: Packed query rows of a block, an option of the operator; None for its own choice.
         layers: Layers of a stack, each with a cache of its own; 1 is the operator alone.
         title: For people; empty for one made of the sizes.
     """
@@ -49,6 +50,7 @@ class CaseSpec:
     rotary_dim: int = 64
     weight_terms: int | None = None
     split_rows: int = 0
+    row_tile: int | None = None
     layers: int = 1
     title: str = ""
 
@@ -70,8 +72,9 @@ class CaseSpec:
     @property
     def parameters(self) -> dict[str, int]:
         """What the record says of a case beside its shape."""
-        terms = {} if self.weight_terms is None else {"weight_terms": self.weight_terms}
-        return {"rotary_dim": self.rotary_dim, "split_rows": self.split_rows, **terms}
+        chosen = {"weight_terms": self.weight_terms, "row_tile": self.row_tile}
+        given = {name: value for name, value in chosen.items() if value is not None}
+        return {"rotary_dim": self.rotary_dim, "split_rows": self.split_rows, **given}
 
     @cached_property
     def id(self) -> str:
@@ -87,6 +90,7 @@ class CaseSpec:
         parts += ["norope"] * (not self.rotary_dim)
         parts += [f"terms{self.weight_terms}"] * (self.weight_terms is not None)
         parts += [f"split{self.split_rows}"] * bool(self.split_rows)
+        parts += [f"tile{self.row_tile}"] * (self.row_tile is not None)
         return "/".join(parts)
 
     @cached_property
@@ -101,6 +105,7 @@ class CaseSpec:
         text += ", float16" * (self.dtype == "float16")
         text += f", weights of {self.weight_terms} terms" * (self.weight_terms is not None)
         text += f", fixed split {self.split_rows}" * bool(self.split_rows)
+        text += f", row tile {self.row_tile}" * (self.row_tile is not None)
         return text + ", no rotary" * (not self.rotary_dim)
 
     @cached_property

@@ -1,16 +1,18 @@
 """The rows of the suites: the shapes that peers are known on, and those that the project's targets name.
 
 `quick` is a cross-section for a first look, `standard` the whole table, `full` adds stacks of whole models.
+`tiles` tries row tiles that the operator would not choose by itself.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from paged_bench.measure.suite import CaseSpec
 
-SUITES = ("quick", "standard", "full")
+SUITES = ("quick", "standard", "full", "tiles")
 _HEADS = (16, 64, 128)
 _RAGGED_SEED = 318  # 128 lengths of 534,161 keys together, the total that the peers are known on
 _DECODE = (
@@ -113,10 +115,17 @@ def models() -> tuple[CaseSpec, ...]:
     return tuple(stack(*kind, *shape) for kind in kinds for shape in shapes)
 
 
+def tiles() -> tuple[CaseSpec, ...]:
+    """Return every row tile of the kernels, in prefill and in decode."""
+    shapes = (prefill(16), decode(128, 4096, 64), decode(128, 4096, 16))
+    return tuple(replace(shape, row_tile=rows) for shape in shapes for rows in (16, 32, 48, 64))
+
+
 _SUITES: dict[str, Callable[[], tuple[CaseSpec, ...]]] = {
     "quick": quick,
     "standard": standard,
     "full": lambda: (*standard(), *models()),
+    "tiles": tiles,
 }
 
 
