@@ -39,6 +39,7 @@ python_use_unqualified_type_names = True
 html_theme = "furo"
 html_title = f"paged attention {version}"
 html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 html_show_sourcelink = False
 
 
