@@ -13,9 +13,10 @@ from paged_cuda import ArgumentMismatch, Bounds, PagedAttention
 from paged_cuda.launch_plan import PathOptions
 from paged_cuda.paths import choose_path
 from paged_cuda.split_path import SplitPath
-from paged_cuda.split_plan import MAX_SLICES, SplitSizes
-from paged_cuda.split_shape import ROW_TILES, SplitShape, shapes_for
+from paged_cuda.split_plan import COMBINE_THREADS, MAX_SLICES, CombineShape, SplitSizes, padded_v_head_size
+from paged_cuda.split_shape import ROW_TILES, NarrowShape, SplitShape, shapes_for
 from paged_cuda.testing import FAKE_GPU, FakeDriver
+from paged_cuda.variants import VARIANTS
 from paged_schema import Call, PagedAttentionAttributes, PagedAttentionInputs, check
 
 Make = Callable[..., Any]
@@ -46,7 +47,7 @@ def test_a_step_is_append_schedule_attend_combine(
     driver.calls.clear()
     op.run(**operands, stream=7)
     kernels = [launch.symbol.split("_bf16")[0] for launch in driver.launched]
-    assert kernels == ["append", "schedule", "sm80_latent", "combine"]
+    assert kernels == ["append", "schedule", "sm80_latent_narrow", "combine"]
     assert driver.calls["allocate"] == driver.calls["synchronize"] == 0
 
 
@@ -58,7 +59,7 @@ def test_a_reused_schedule_is_not_made_again(
     op.run(**make_operands(call), stream=7)
     op.run(**make_operands(call), reuse_schedule=True, stream=7)
     again = [launch.symbol.split("_bf16")[0] for launch in driver.launched[4:]]
-    assert again == ["append", "sm80_latent", "combine"]
+    assert again == ["append", "sm80_latent_narrow", "combine"]
     first, second = driver.launched[2].params, driver.launched[5].params
     assert first != second  # the second is told that the schedule was settled before append
 
@@ -131,7 +132,7 @@ SIZES = st.builds(
     SplitSizes.of,
     st.integers(1, 1024),
     st.builds(Bounds, st.integers(1, 5000), st.integers(1, 9000), st.integers(1, 200_000)),
-    st.sampled_from([SplitShape(16, 32, 4), SplitShape(32, 32, 4), SplitShape(64, 16, 5, producer_warps=0)]),
+    st.sampled_from([SplitShape(16, 32, 4), NarrowShape(8), SplitShape(64, 16, 5, producer_warps=0)]),
     blocks=st.integers(1, 600),
     split_rows=st.sampled_from([0, 64, 1024]),
 )
@@ -140,8 +141,38 @@ SIZES = st.builds(
 @given(sizes=SIZES)
 def test_sizes_cover_the_bounds(sizes: SplitSizes) -> None:
     assert 1 <= sizes.slices <= MAX_SLICES
-    assert sizes.combine_entries >= 1
+    assert sizes.combine_rows >= sizes.item_rows
     assert sizes.slots >= (sizes.max_items if sizes.chunk else 2 * sizes.slices)
+
+
+@given(sizes=SIZES, v_head_size=st.integers(1, 640), multiprocessors=st.integers(1, 200))
+def test_combine_workers_stay_inside_the_list(
+    sizes: SplitSizes, v_head_size: int, multiprocessors: int
+) -> None:
+    """A worker reads its first entry of the list, and from a live one the entry of its next task."""
+    shape = CombineShape.of(sizes.combine_rows, v_head_size, multiprocessors)
+    columns = padded_v_head_size(v_head_size) // shape.column_parts
+    assert columns % 4 == 0
+    assert shape.worker == COMBINE_THREADS or columns % 128 == 0
+    blocks = shape.blocks(sizes.combine_rows, multiprocessors)
+    assert 1 <= blocks <= 2 * multiprocessors
+    workers, tasks = blocks * COMBINE_THREADS // shape.worker, sizes.item_rows * shape.column_parts
+    assert -(-workers // tasks) < sizes.combine_entries
+
+
+def test_few_rows_are_cut_finely_and_many_are_not() -> None:
+    rows_and_shapes = {16: (8, 128), 64: (4, 128), 128: (2, 128), 256: (4, 32), 512: (2, 32), 2048: (1, 32)}
+    for rows, (column_parts, worker) in rows_and_shapes.items():
+        assert CombineShape.of(rows, 512, 132) == CombineShape(column_parts, worker)
+    assert CombineShape.of(256, 128, 132) == CombineShape(1, 32)
+
+
+def test_attend_leaves_room_for_a_block_of_combine() -> None:
+    """Both wait on one multiprocessor of 64 K registers; a warp takes its registers in steps of eight."""
+    shape = shapes_for(16, 576, 512, shared_bytes=232_448, shared_bytes_multiprocessor=233_472)[0]
+    assert isinstance(shape, SplitShape)
+    combine = {v.max_registers for v in VARIANTS if v.signature.kernel == "combine"}
+    assert shape.registers * shape.threads + max(combine) * COMBINE_THREADS <= 65_536
 
 
 @given(

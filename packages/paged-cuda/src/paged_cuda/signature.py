@@ -75,8 +75,13 @@ def baseline_signature(call: Call, *, debug: bool) -> KernelSignature:
 
 
 def combine_signature(
-    dtype: ElementType, v_head_size: int, *, row_tile: int, column_parts: int
+    dtype: ElementType, v_head_size: int, *, row_tile: int, column_parts: int, worker: int
 ) -> KernelSignature:
     """Return the kernel that merges the parts of cut items."""
-    sizes = (("V_HEAD_SIZE", v_head_size), ("ROW_TILE", row_tile), ("COLUMN_PARTS", column_parts))
+    sizes = (
+        ("V_HEAD_SIZE", v_head_size),
+        ("ROW_TILE", row_tile),
+        ("COLUMN_PARTS", column_parts),
+        ("WORKER", worker),
+    )
     return KernelSignature("combine", dtype, sizes)

@@ -11,7 +11,7 @@ from paged_cuda.errors import ArgumentMismatch
 from paged_cuda.launch_plan import LaunchSpec, PathOptions, PathPlan
 from paged_cuda.signature import element_type
 from paged_cuda.split_plan import SplitSizes, split_plan
-from paged_cuda.split_shape import MAX_HEAD_SIZE, ROW_TILES, SplitShape, shapes_for
+from paged_cuda.split_shape import MAX_HEAD_SIZE, ROW_TILES, Shape, shapes_for
 
 if TYPE_CHECKING:
     from paged_schema import Call
@@ -81,7 +81,7 @@ class SplitPath:
 
     def _shapes(
         self, call: Call, row_tile: int, properties: DeviceProperties, options: PathOptions
-    ) -> tuple[SplitShape, ...]:
+    ) -> tuple[Shape, ...]:
         return shapes_for(
             row_tile,
             call.head_size or 0,
@@ -91,9 +91,7 @@ class SplitPath:
             shared_bytes_multiprocessor=properties.shared_bytes_multiprocessor,
         )
 
-    def _shape(
-        self, call: Call, bounds: Bounds, properties: DeviceProperties, options: PathOptions
-    ) -> SplitShape:
+    def _shape(self, call: Call, bounds: Bounds, properties: DeviceProperties, options: PathOptions) -> Shape:
         if options.row_tile is not None and options.row_tile not in ROW_TILES:
             raise ArgumentMismatch("row_tile", "row_tile", options.row_tile, f"one of {ROW_TILES}")
         wanted = options.row_tile or _row_tile(call, bounds)
@@ -110,7 +108,7 @@ class SplitPath:
         return found[0]
 
 
-def _describe(shape: SplitShape) -> str:
+def _describe(shape: Shape) -> str:
     return (
         f"row tile {shape.row_tile}, KV tile {shape.kv_tile}, {shape.stages} stages, "
         f"{shape.producer_warps} loading warps, {shape.blocks_per_multiprocessor} block(s) a multiprocessor"

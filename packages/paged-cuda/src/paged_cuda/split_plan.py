@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 MAX_SLICES = 1024  # what the schedule kernel keeps in shared memory
 _MIN_ROWS = 64  # KV rows of a slice: below, the partial costs more than the rows
-_COMBINE_TASKS = 528  # tasks that keep the GPU busy; columns are cut until there are about that many
-_COMBINE_BLOCKS = 8  # blocks of the combine kernel a multiprocessor
+COMBINE_THREADS = 128
+_COMBINE_BLOCKS = (
+    2  # blocks of the combine kernel a multiprocessor: one waits beside attend, one comes after it
+)
 
 
 class Tiles(Protocol):
@@ -57,9 +59,9 @@ class SplitSizes:
         max_items: Items of the largest step.
         chunk: KV tiles of a part under a fixed split, else 0.
         slots: Partials that the workspace holds, each `row_tiles` tall.
-        combine_entries: Ends of the list of cut items that the combine kernel may look at; at least as many
-            as its blocks reach over at once.
-        column_parts: Blocks that share an output row in the combine kernel.
+        combine_rows: Rows of the most items that can be cut, or are taken at once under a fixed split.
+        combine_entries: Ends of the list of cut items that the combine kernel may look at; more than its
+            workers reach over at once.
     """
 
     row_tiles: int
@@ -68,8 +70,8 @@ class SplitSizes:
     max_items: int
     chunk: int
     slots: int
+    combine_rows: int
     combine_entries: int
-    column_parts: int
 
     @classmethod
     def of(cls, heads: int, bounds: Bounds, tiles: Tiles, *, blocks: int, split_rows: int) -> SplitSizes:
@@ -84,9 +86,40 @@ class SplitSizes:
             max_items = -(-bounds.max_tokens * heads // tiles.row_tile) + bounds.max_batch
         chunk = split_rows // tiles.kv_tile
         slots = max_items * (bounds.max_context // split_rows + 2) if chunk else 2 * slices
-        entries = min(max_items, 2048 if chunk else slices) + 1
-        parts = next((n for n in (8, 4, 2) if entries * item_rows * n <= _COMBINE_TASKS), 1)
-        return cls(row_tiles, item_rows, slices, max_items, chunk, slots, entries, parts)
+        cut = min(max_items, 2048 if chunk else slices)
+        return cls(row_tiles, item_rows, slices, max_items, chunk, slots, cut * item_rows, cut + 2)
+
+
+@dataclass(frozen=True, slots=True)
+class CombineShape:
+    """How the combine kernel shares out its rows.
+
+    Attributes:
+        column_parts: Workers that share an output row.
+        worker: Threads of a worker: a warp, or a block whose threads share the parts of a row.
+    """
+
+    column_parts: int
+    worker: int
+
+    @classmethod
+    def of(cls, rows: int, v_head_size: int, multiprocessors: int) -> CombineShape:
+        """Cut the columns until two blocks a multiprocessor are busy, for the `rows` that may be cut.
+
+        Few rows lie in many parts each, which the threads of a whole block take at once; of many rows each
+        has few parts, and a warp takes it.
+        """
+        blocks = _COMBINE_BLOCKS * multiprocessors
+        parts = next((n for n in (8, 4, 2) if rows * n <= blocks), None)
+        if parts is not None:
+            return cls(parts, COMBINE_THREADS)
+        warps, groups = blocks * COMBINE_THREADS // 32, padded_v_head_size(v_head_size) // 128
+        return cls(next((n for n in (4, 2) if groups % n == 0 and rows * n <= warps), 1), 32)
+
+    def blocks(self, rows: int, multiprocessors: int) -> int:
+        """Return the grid for `rows` rows."""
+        workers = rows * self.column_parts
+        return min(-(-workers * self.worker // COMBINE_THREADS), _COMBINE_BLOCKS * multiprocessors)
 
 
 def split_plan(
@@ -127,7 +160,6 @@ def split_plan(
     blocks = multiprocessors * blocks_per_multiprocessor
     sizes = SplitSizes.of(call.num_heads, bounds, tiles, blocks=blocks, split_rows=split_rows)
     threads = 256 if max(bounds.max_batch, sizes.max_items, sizes.slices + 1) <= 256 else 1024
-    tasks = sizes.combine_entries * sizes.item_rows * sizes.column_parts
     dtype, v_head_size = element_type(call), call.v_head_size or 0
     schedule = LaunchSpec(
         KernelSignature("schedule", dtype, (("THREADS", threads),)),
@@ -136,10 +168,17 @@ def split_plan(
         programmatic=True,
         schedule=True,
     )
+    merge = CombineShape.of(sizes.combine_rows, v_head_size, multiprocessors)
     combine = LaunchSpec(
-        combine_signature(dtype, v_head_size, row_tile=tiles.row_tile, column_parts=sizes.column_parts),
-        (min(tasks, _COMBINE_BLOCKS * multiprocessors), 1, 1),
-        (_combine_threads(v_head_size, sizes.column_parts), 1, 1),
+        combine_signature(
+            dtype,
+            v_head_size,
+            row_tile=tiles.row_tile,
+            column_parts=merge.column_parts,
+            worker=merge.worker,
+        ),
+        (merge.blocks(sizes.combine_rows, multiprocessors), 1, 1),
+        (COMBINE_THREADS, 1, 1),
         programmatic=True,
     )
     constants = {
@@ -174,8 +213,3 @@ def _workspace(
         partial_output=4 * rows * padded_v_head_size(call.v_head_size or 0),
         partial_lse=4 * rows,
     )
-
-
-def _combine_threads(v_head_size: int, column_parts: int) -> int:
-    lanes = padded_v_head_size(v_head_size) // column_parts // 4
-    return 256 if column_parts >= 4 else max(128, lanes)

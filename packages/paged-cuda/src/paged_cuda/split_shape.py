@@ -1,7 +1,8 @@
-"""Tile shapes of the split tensor-core kernel, and which of them fits a GPU.
+"""Tile shapes of the mma.sync kernels, and which of them fits a GPU.
 
-A shape fixes all that `kernels/sm80_latent.cu` needs to know at compile time beside the head sizes. The byte
-count here is the kernel's own layout; the kernel asserts that the two agree.
+A shape fixes all that `kernels/sm80_latent.cu` or `kernels/sm80_latent_narrow.cu` needs to know at compile
+time beside the head sizes. The byte count here is the kernel's own layout; the kernel asserts that the two
+agree.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ ROW_TILES = (16, 32, 48, 64)
 
 @dataclass(frozen=True, slots=True)
 class SplitShape:
-    """One way to tile the kernel.
+    """One way to tile the kernel whose warps share every phase.
 
     Attributes:
         row_tile: Packed query rows of a block.
@@ -28,6 +29,7 @@ class SplitShape:
         producer_warps: Warps that only load; 0: the computing warps load.
         blocks_per_multiprocessor: Blocks that run at once on one multiprocessor.
         weight_terms: 16-bit terms of a softmax weight: 1 rounds it as FlashAttention does, 2 keeps the rest.
+        registers: Most registers a thread may use; 0: what the threads of a multiprocessor can have.
     """
 
     row_tile: int
@@ -37,6 +39,7 @@ class SplitShape:
     producer_warps: int = 4
     blocks_per_multiprocessor: int = 1
     weight_terms: int = 2
+    registers: int = 0
 
     @property
     def threads(self) -> int:
@@ -63,10 +66,64 @@ class SplitShape:
             ("K_SPLIT", self.k_split),
             ("PRODUCER_WARPS", self.producer_warps),
             ("CTAS_PER_SM", self.blocks_per_multiprocessor),
+            ("REGISTERS", self.registers),
             ("WEIGHT_TERMS", self.weight_terms),
             ("SHARED_BYTES", self.shared_bytes(head_size, v_head_size)),
         )
         return KernelSignature("sm80_latent", dtype, constants)
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowShape:
+    """One way to tile the kernel of narrow rows, whose computing warps take whole KV tiles in turn.
+
+    Attributes:
+        stages: Stages of the ring.
+        consumer_warps: Warps that compute.
+        producer_warps: Warps that only load.
+        weight_terms: As above.
+        row_tile: Packed query rows of a block.
+        kv_tile: KV rows of a stage of the ring.
+        blocks_per_multiprocessor: Blocks that run at once on one multiprocessor.
+    """
+
+    stages: int
+    consumer_warps: int = 4
+    producer_warps: int = 4
+    weight_terms: int = 2
+    row_tile: int = 16
+    kv_tile: int = 32
+    blocks_per_multiprocessor: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * (self.consumer_warps + self.producer_warps)
+
+    def shared_bytes(self, head_size: int, v_head_size: int) -> int:
+        """Return the dynamic shared memory of a block: ring, query, the warps' sums, masks and barriers."""
+        row = 2 * padded_head_size(head_size, v_head_size)
+        ring = self.stages * self.kv_tile * (row + 4)
+        sums = self.consumer_warps * self.row_tile * (4 * (padded_v_head_size(v_head_size) + 8) + 8)
+        return ring + self.row_tile * row + sums + 32 + 8 * (2 * self.stages + 2)
+
+    def signature(self, dtype: ElementType, head_size: int, v_head_size: int) -> KernelSignature:
+        """Return the attend kernel of this shape."""
+        constants = (
+            ("HEAD_SIZE", head_size),
+            ("V_HEAD_SIZE", v_head_size),
+            ("ROW_TILE", self.row_tile),
+            ("KV_TILE", self.kv_tile),
+            ("STAGES", self.stages),
+            ("CONSUMER_WARPS", self.consumer_warps),
+            ("PRODUCER_WARPS", self.producer_warps),
+            ("WEIGHT_TERMS", self.weight_terms),
+            ("SHARED_BYTES", self.shared_bytes(head_size, v_head_size)),
+        )
+        return KernelSignature("sm80_latent_narrow", dtype, constants)
+
+
+Shape = SplitShape | NarrowShape
 
 
 def padded_head_size(head_size: int, v_head_size: int) -> int:
@@ -74,16 +131,17 @@ def padded_head_size(head_size: int, v_head_size: int) -> int:
     return max(-(-head_size // 64) * 64, padded_v_head_size(v_head_size))
 
 
-# In order of preference for each row tile, by measurement on one H200 (docs/measurements/): narrow rows run
-# two blocks a multiprocessor; tall tiles leave the loading to the computing warps, which then have 255
-# registers. The last ones are what 99 KB (sm_86, sm_89, sm_120) and 163 KB (sm_80) of shared memory admit.
-_NARROW = SplitShape(16, kv_tile=32, stages=5, producer_warps=2, blocks_per_multiprocessor=2)
+# In order of preference for each row tile, by measurement on one H200 (docs/measurements/). The registers of
+# the first shape leave room for a block of the combine kernel beside it. Tall tiles leave the loading to the
+# computing warps, which then have 255 registers. The last ones are what 99 KB (sm_86, sm_89, sm_120) and
+# 163 KB (sm_80) of shared memory admit.
+_NARROW = (NarrowShape(12), NarrowShape(8), NarrowShape(4))
 _SHAPES: dict[int, tuple[SplitShape, ...]] = {
     16: (
-        SplitShape(16, kv_tile=32, stages=4),
-        SplitShape(16, kv_tile=32, stages=3),
-        SplitShape(16, kv_tile=16, stages=4),
-        SplitShape(16, kv_tile=16, stages=3),
+        SplitShape(16, kv_tile=32, stages=4, registers=144),
+        SplitShape(16, kv_tile=32, stages=3, registers=144),
+        SplitShape(16, kv_tile=16, stages=4, registers=144),
+        SplitShape(16, kv_tile=16, stages=3, registers=144),
     ),
     32: (
         SplitShape(32, kv_tile=32, stages=4),
@@ -109,7 +167,7 @@ def shapes_for(
     weight_terms: int = 2,
     shared_bytes: int,
     shared_bytes_multiprocessor: int,
-) -> tuple[SplitShape, ...]:
+) -> tuple[Shape, ...]:
     """Return the shapes of `row_tile` that fit, best first.
 
     Args:
@@ -120,13 +178,13 @@ def shapes_for(
         shared_bytes: Shared memory that one block may use.
         shared_bytes_multiprocessor: Shared memory of a multiprocessor, 1 KB of which each block takes extra.
     """
-    shapes = _SHAPES[row_tile]
+    shapes: tuple[Shape, ...] = _SHAPES[row_tile]
     if (
         row_tile == 16
         and padded_v_head_size(v_head_size) == 128
         and padded_head_size(head_size, v_head_size) <= 256
     ):
-        shapes = (_NARROW, *shapes)
+        shapes = (*_NARROW, *shapes)
     return tuple(
         shape
         for shape in (replace(shape, weight_terms=weight_terms) for shape in shapes)

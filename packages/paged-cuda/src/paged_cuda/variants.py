@@ -12,6 +12,7 @@ from typing import get_args
 
 from paged_cuda.signature import ElementType, KernelSignature, combine_signature
 from paged_cuda.sm90_shape import ROW_TILE, shape_for
+from paged_cuda.split_plan import COMBINE_THREADS, padded_v_head_size
 from paged_cuda.split_shape import ROW_TILES, shapes_for
 
 # Compute capability 9.0 loads sm_90a: only there do Hopper's own instructions exist, and no other GPU
@@ -63,7 +64,8 @@ _HEAD_SIZES = (
     (24, 8),
 )
 _TALL_HEAD_SIZES = ((576, 512), (192, 128))
-_OPT_IN_BYTES = {"sm_80": 166_912, "sm_86": 101_376, "sm_89": 101_376, "sm_120": 101_376}
+# Shared memory that a block may opt in to, of GPUs that have less than Hopper.
+OPT_IN_BYTES = {"sm_80": 166_912, "sm_86": 101_376, "sm_89": 101_376, "sm_120": 101_376}
 _HOPPER_BYTES = 232_448
 
 
@@ -76,17 +78,37 @@ def _split() -> list[Variant]:
     where: dict[KernelSignature, list[str]] = {}
     for architecture in ARCHITECTURES:
         for dtype in get_args(ElementType):
-            for signature in _split_signatures(dtype, _OPT_IN_BYTES.get(architecture, _HOPPER_BYTES)):
+            for signature in _split_signatures(dtype, OPT_IN_BYTES.get(architecture, _HOPPER_BYTES)):
                 where.setdefault(signature, []).append(architecture)
     return [
-        Variant(signature, _LOCAL_BYTES.get(_size_and_tile(signature), 0), architectures=tuple(shipped))
+        _limited(signature, tuple(shipped), _LOCAL_BYTES.get(_size_and_tile(signature), 0))
         for signature, shipped in where.items()
     ]
+
+
+# What the attend kernel of 16 wide rows leaves of a multiprocessor's registers, for 128 threads.
+_COMBINE_REGISTERS = 80
+
+
+def _limited(signature: KernelSignature, architectures: tuple[str, ...], local_bytes: int = 0) -> Variant:
+    registers = _COMBINE_REGISTERS if signature.kernel == "combine" else 255
+    return Variant(signature, local_bytes, registers, architectures)
 
 
 def _size_and_tile(signature: KernelSignature) -> tuple[int, int]:
     constants = dict(signature.constants)
     return constants.get("HEAD_SIZE", 0), constants.get("ROW_TILE", 0)
+
+
+def _combines(dtype: ElementType, sizes: tuple[int, int], row_tile: int) -> Iterator[KernelSignature]:
+    whole = sizes in _TALL_HEAD_SIZES
+    groups = padded_v_head_size(sizes[1]) // 128
+    warps = [(parts, 32) for parts in (1, 2, 4) if groups % parts == 0 and (whole or parts == 1)]
+    for column_parts, worker in [
+        *warps,
+        *((parts, COMBINE_THREADS) for parts in ((2, 4, 8) if whole else (8,))),
+    ]:
+        yield combine_signature(dtype, sizes[1], row_tile=row_tile, column_parts=column_parts, worker=worker)
 
 
 def _split_signatures(dtype: ElementType, shared_bytes: int) -> Iterator[KernelSignature]:
@@ -99,12 +121,11 @@ def _split_signatures(dtype: ElementType, shared_bytes: int) -> Iterator[KernelS
             )
             if shapes:
                 yield shapes[0].signature(dtype, *sizes)
-                for column_parts in (1, 2, 4, 8) if sizes in _TALL_HEAD_SIZES else (1, 8):
-                    yield combine_signature(dtype, sizes[1], row_tile=row_tile, column_parts=column_parts)
+                yield from _combines(dtype, sizes, row_tile)
 
 
-# Loading and computing share 65,536 registers; of the widest rows a few values wait in memory while a query is
-# taken, outside the loops over tiles.
+# Loading and computing share 65,536 registers; of the widest rows a few values wait in memory while a query
+# is taken, outside the loops over tiles.
 _HOPPER_LOCAL_BYTES = {(576, 512): 24, (512, 512): 8}
 
 
@@ -116,9 +137,8 @@ def _hopper() -> list[Variant]:
             if shape:
                 limit = _HOPPER_LOCAL_BYTES.get(sizes, 0)
                 found.append(Variant(shape.signature(dtype, *sizes), limit, architectures=("sm_90a",)))
-                for column_parts in (1, 2, 4, 8) if sizes in _TALL_HEAD_SIZES else (1, 8):
-                    combine = combine_signature(dtype, sizes[1], row_tile=ROW_TILE, column_parts=column_parts)
-                    found.append(Variant(combine, architectures=("sm_90a",)))
+                for combine in _combines(dtype, sizes, ROW_TILE):
+                    found.append(_limited(combine, ("sm_90a",)))
     return found
 
 

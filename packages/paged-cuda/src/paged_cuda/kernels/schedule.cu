@@ -1,8 +1,9 @@
 // Cuts the step's work into equal slices, on the device, from the lengths. One block of THREADS threads.
 //
-// Equal slices: each gets ceil(tiles / slices) KV tiles, at least `min_tiles`. A cut costs a float32 partial, so cuts move
-// to an item's end where that is cheap: with items of one length the payload is rounded to whole items or to whole
-// fractions of one if that costs under 1/16; otherwise a cut within 1/32 of the payload of an item's end moves there.
+// Equal slices: each gets ceil(tiles / slices) KV tiles, at least `min_tiles`. A cut costs a float32 partial, so with items
+// of one length the payload is rounded to whole items or to whole fractions of one if that costs under 1/16. Items of
+// several lengths are counted as `min_tiles` longer than they are, for their query and their output: slices of many short
+// items would end last.
 // Fixed split (`chunk` > 0): an item is cut at multiples of `chunk` KV tiles counted from position 0, so how its sums are
 // split depends on its own request alone (batch invariance).
 //
@@ -99,35 +100,33 @@ __device__ __forceinline__ void fill(const AttentionParams& p, int begin, int en
   if (begin < end) p.splits[place] = SplitItem{0, 0, 0, (end - begin) * p.num_heads, begin * p.num_heads, {}};
 }
 
-// Index of the last of `count` ascending begins that is at most x; of equal begins the last.
-__device__ __forceinline__ int last_at_or_before(const int* begins, int count, int x) {
+// Index of the last of `count` ascending begins, each `charge` later than the one before, that is at most x; of equal ones
+// the last.
+__device__ __forceinline__ int last_at_or_before(const int* begins, int count, int x, int charge = 0) {
   int low = 0, high = count - 1;
   while (low < high) {
     const int middle = (low + high + 1) >> 1;
-    if (begins[middle] <= x) low = middle; else high = middle - 1;
+    if (begins[middle] + middle * charge <= x) low = middle; else high = middle - 1;
   }
   return low;
 }
 
 // Where slice s is cut from the flat list.
 struct Cuts {
-  int payload, total;
-  int length, pieces;   // equal items cut in `pieces` slices each, or 0
-  bool whole;           // equal items, several to a slice
+  int payload, total, charge;   // in KV tiles and charges
+  int length, pieces;           // equal items cut in `pieces` slices each, or 0
 };
-__device__ __forceinline__ Cuts cuts_of(const AttentionParams& p, int total, int longest, int shortest) {
-  Cuts c{max(p.min_tiles, (int)((u32)(total + p.slices - 1) / (u32)p.slices)), total, longest, 0, false};
-  if (longest == shortest && !p.chunk) {
-    const int pieces = (u32)longest / (u32)c.payload;
+__device__ __forceinline__ Cuts cuts_of(const AttentionParams& p, int total, int items, int longest, int shortest) {
+  const int payload = max(p.min_tiles, (int)((u32)(total + p.slices - 1) / (u32)p.slices));
+  if (p.chunk) return {payload, total, 0, 0, 0};
+  if (longest == shortest) {
+    const int pieces = (u32)longest / (u32)payload;
     const int snapped = pieces ? (u32)(longest + pieces - 1) / (u32)pieces
-                               : (u32)(c.payload + longest - 1) / (u32)longest * longest;
-    if (snapped - c.payload <= c.payload / 16) {
-      c.payload = snapped;
-      c.pieces = pieces;
-      c.whole = !pieces;
-    }
+                               : (u32)(payload + longest - 1) / (u32)longest * longest;
+    if (snapped - payload <= payload / 16) return {snapped, total, 0, longest, pieces};
   }
-  return c;
+  const int charged = total + items * p.min_tiles;
+  return {max(2 * p.min_tiles, (int)((u32)(charged + p.slices - 1) / (u32)p.slices)), charged, p.min_tiles, 0, 0};
 }
 __device__ __forceinline__ int cut(const Cuts& c, int s) {
   if (c.pieces) {
@@ -204,24 +203,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
   __syncthreads();
   longest = __reduce_max_sync(~0u, lane < kWarps ? warp_longest[lane] : 0);
   shortest = __reduce_min_sync(~0u, lane < kWarps ? warp_shortest[lane] : 0x7fffffff);
-  const Cuts cuts = cuts_of(p, total, longest, shortest);
-  const int near = cuts.pieces || cuts.whole || p.chunk ? 0 : cuts.payload / 32;
+  const Cuts cuts = cuts_of(p, total, items, longest, shortest);
 
   // Where each slice starts.
   for (int s = tid; s <= p.slices; s += kThreads) {
-    const int position = s == p.slices ? total : cut(cuts, s);
+    const int position = s == p.slices ? cuts.total : cut(cuts, s);
     int i = items, offset = 0, at = total;
-    if (position < total) {
-      i = last_at_or_before(item_begin, items, position);
-      offset = position - item_begin[i];
+    if (position < cuts.total) {
+      i = last_at_or_before(item_begin, items, position, cuts.charge);
+      offset = max(0, position - item_begin[i] - (i + 1) * cuts.charge);
       const int tiles = (i + 1 < items ? item_begin[i + 1] : total) - item_begin[i];
       if (p.chunk) {
         const int t = first_tile_of(p, p.items[i]);
         offset = offset ? min((t + offset + p.chunk - 1) / p.chunk * p.chunk - t, tiles) : 0;
-      } else if (offset <= near) {
-        offset = 0;
-      } else if (tiles - offset <= near) {
-        offset = tiles;
       }
       at = item_begin[i] + offset;
       if (offset == tiles) { i++; offset = 0; }

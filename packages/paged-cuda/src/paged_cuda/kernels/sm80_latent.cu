@@ -20,7 +20,7 @@
 // All sums have a fixed order and split points depend on lengths only: results repeat bit for bit.
 //
 // Macros: BF16 HEAD_SIZE V_HEAD_SIZE ROW_TILE KV_TILE STAGES K_SPLIT PRODUCER_WARPS CTAS_PER_SM
-//         WEIGHT_TERMS SHARED_BYTES
+//         REGISTERS WEIGHT_TERMS SHARED_BYTES
 #include "layout/output.cuh"
 #include "layout/schedule.cuh"
 #include "math/partial.cuh"
@@ -71,11 +71,11 @@ static_assert(kSharedBytes == SHARED_BYTES, "the host asks for what the kernel l
 static_assert(HEAD_SIZE % 8 == 0 && V_HEAD_SIZE >= 1 && V_HEAD_SIZE <= HEAD_SIZE, "operator limits");
 static_assert(ROW_TILE % 16 == 0 && ROW_TILE <= 64, "row tiles");
 static_assert(kLaneColumns <= KV_TILE, "a lane's columns lie in one load tile");
-static_assert(KV_TILE == 16 || KV_TILE == 32 || KV_TILE == 64, "load tiles");
 static_assert(K_SPLIT == 2 || K_SPLIT == 4, "swizzled steps");
 static_assert(STAGES > kGroups, "a compute tile takes a stage a group, and one must be in flight");
 static_assert(!kSelfLoading || STAGES >= 2 * kGroups, "the next compute tile is asked for before this one is consumed");
-static_assert(kLoaders / 8 % KV_TILE == 0 || KV_TILE % (kLoaders / 8) == 0, "loader passes");
+
+#include "sm80/loader.cuh"
 
 // Offset of a warp's j-th k16 step from its first one, `at` being the swizzled start: with a split of 4 each step is one
 // slab further; with 2 the odd ones flip the chunk's high bit instead.
@@ -89,116 +89,13 @@ __device__ __forceinline__ int pick(const int* values, int which) {
   return v;
 }
 
-__device__ __forceinline__ bool page_is_mapped(int page, int num_blocks) { return (u32)page < (u32)num_blocks; }
-
-// Walks the slice and issues the copies of one load tile after another.  Held by every loading thread.
-struct Loader {
-  const AttentionParams& p;
-  const u32 shared, full;
-  const int thread, lane, row_tile;
-  Item item;
-  int index, tile, tile_end, left, first_position;
-  int chunk, pages, pages_ahead;   // 32 block-table entries, one a lane: the current ones and the next
-  bool next_is_ahead = false;      // the next entries are the next item's first ones
-
-  __device__ Loader(const AttentionParams& params, u32 shared_base, u32 full_barriers, int loader_thread, const SliceStart& start)
-      : p(params), shared(shared_base), full(full_barriers), thread(loader_thread), lane(loader_thread & 31),
-        row_tile(blockIdx.x % params.row_tiles), item(start.first), index(start.item), left(start.count) {
-    enter_item();
-    tile += start.offset;
-    chunk = chunk_of(tile);
-    pages = entries(item, chunk);
-    look_ahead();
-  }
-  __device__ __forceinline__ int first_of(const Item& i) const { return visible_begin(i.past + i.first / p.num_heads, p.local_window_size); }
-  __device__ __forceinline__ int chunk_of(int t) const { return (t * KV_TILE >> p.block_shift) >> 5; }
-  __device__ __forceinline__ void enter_item() {
-    first_position = first_of(item);
-    tile = first_position / KV_TILE;
-    tile_end = tile + item.tiles;
-  }
-  __device__ __forceinline__ int entries(const Item& i, int c) const {
-    const int e = c * 32 + lane;
-    return e < p.max_blocks && ((i64)e << p.block_shift) < i.kv_end ? p.block_table[i.request * p.table_stride + e] : -1;
-  }
-  __device__ __forceinline__ int first_entries(const Item& i) const { return entries(i, chunk_of(first_of(i) / KV_TILE)); }
-  // A table read under load costs microseconds, so it is asked for a whole chunk ahead.
-  __device__ __forceinline__ void look_ahead() {
-    next_is_ahead = false;
-    if (((i64)(chunk + 1) * 32 << p.block_shift) < item.kv_end) {
-      pages_ahead = entries(item, chunk + 1);
-    } else if (left > tile_end - tile) {
-      next_is_ahead = true;
-      pages_ahead = first_entries(p.items[index + 1]);
-    }
-  }
-  // True when the next tile begins another item, whose query rows must then be loaded.
-  __device__ __forceinline__ bool at_item_end() const { return tile == tile_end; }
-  __device__ __forceinline__ void next_item() {
-    item = p.items[++index];
-    enter_item();
-    pages = next_is_ahead ? pages_ahead : first_entries(item);
-    chunk = chunk_of(tile);
-    look_ahead();
-  }
-  __device__ __forceinline__ void issue(int stage) {
-    if (chunk_of(tile) != chunk) { pages = pages_ahead; chunk++; look_ahead(); }
-    constexpr int kRowsPerPass = kLoaders / 8 < KV_TILE ? kLoaders / 8 : KV_TILE, kPasses = KV_TILE / kRowsPerPass;
-    constexpr int kSlabStep = kLoaders / 8 / kRowsPerPass;        // threads of 8 that share a row
-    const int c = thread & 7, s0 = (thread >> 3) % kSlabStep;
-#pragma unroll
-    for (int k = 0; k < kPasses; k++) {
-      const int row = k * kRowsPerPass + (thread >> 3) / kSlabStep, position = tile * KV_TILE + row;
-      const int page = __shfl_sync(~0u, pages, (position >> p.block_shift) & 31);
-      const bool live = page_is_mapped(page, p.num_blocks) && position < item.kv_end && position >= first_position;
-      const u16* source = p.key_cache + c * 8;
-      if (live) source += (i64)page * p.page_stride + (i64)(position & ((1 << p.block_shift) - 1)) * p.row_stride;
-      const u32 destination = shared + kKvOffset + (stage * KV_TILE + row) * kRowBytes + ((c ^ (row & 7)) << 4);
-#pragma unroll
-      for (int i = 0; i < (kSlabs + kSlabStep - 1) / kSlabStep; i++) {
-        const int s = i * kSlabStep + s0;
-        if (kSlabStep > 1 && s >= kSlabs) break;
-        const bool there = s * 8 + 8 <= kChunks || s * 8 + c < kChunks;
-        copy_async_16(destination + s * 128, there ? source + s * 64 : p.key_cache, live && there ? 16u : 0u);
-      }
-      if (c == 0 && s0 == 0) store_f32(shared + kMaskOffset + (stage * KV_TILE + row) * 4, live ? 0.f : kMasked);
-    }
-    arrive(full + 8 * stage);
-    tile++;
-    left--;
-  }
-  // The query rows of an item, swizzled like K, and its record.
-  __device__ __forceinline__ void load_query(const Item& i, u32 barrier) {
-    const int rows = min(i.rows - row_tile * ROW_TILE, ROW_TILE);
-    const i64 row0 = (i64)i.row0 + row_tile * ROW_TILE;
-    for (int k = thread; k < ROW_TILE * (kKPadded / 8); k += kLoaders) {
-      const int row = k / (kKPadded / 8), c = k % (kKPadded / 8);
-      const bool live = row < rows && c < kChunks;
-      const u16* source = p.query;
-      if (live) {
-        const int rotary_c = c - p.query_first / 8;
-        if (p.query_rotary && (u32)rotary_c < (u32)p.query_width / 8)
-          source = p.query_rotary + (row0 + row) * p.query_width + rotary_c * 8;
-        else
-          source += packed_row_offset((u32)row0 + row, p.num_heads, p.query_stride, HEAD_SIZE) + c * 8;
-      }
-      copy_async_16(shared + kQueryOffset + row * kRowBytes + ((c ^ (row & 7)) << 4), source, live ? 16u : 0u);
-    }
-    if (thread == 0) {
-      store_s32x4(shared + kItemOffset, i.row0, i.rows, i.past, i.first);
-      store_s32x4(shared + kItemOffset + 16, i.kv_end, i.tiles, i.part, 0);
-    }
-    arrive(barrier);
-  }
-  // cp.async arrives by itself; one plain arrive a warp releases what the warp stored.
-  __device__ __forceinline__ void arrive(u32 barrier) const {
-    barrier_arrive_after_copies(barrier);
-    __syncwarp();
-    if (lane == 0) barrier_arrive(barrier);
-  }
-};
-
-extern "C" __global__ void __launch_bounds__(kThreads, CTAS_PER_SM) SYMBOL(const __grid_constant__ AttentionParams p) {
+extern "C" __global__ void 
+#if REGISTERS && __CUDA_ARCH__ < 1000
+__maxnreg__(REGISTERS)
+#else
+__launch_bounds__(kThreads, CTAS_PER_SM)
+#endif
+SYMBOL(const __grid_constant__ AttentionParams p) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   const u32 shared = shared_address(shared_memory);
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
@@ -208,16 +105,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_PER_SM) SYMBOL(const
   let_next_kernel_start();
   if (tid == 0) {
     for (int i = 0; i < STAGES; i++) {
-      barrier_init(full + 8 * i, kLoaders + kLoaders / 32);
-      barrier_init(empty + 8 * i, kConsumerWarps);
+      barrier_init(full + 8 * i, kStageArrivals);
+      barrier_init(empty + 8 * i, kConsumers);
     }
-    barrier_init(query_full, kLoaders + kLoaders / 32);
-    barrier_init(query_empty, kConsumerWarps);
+    barrier_init(query_full, kQueryArrivals);
+    barrier_init(query_empty, kConsumers);
   }
   // Schedule and block table may be older than the kernel before this one; then they are read while it still runs.
   if (!p.schedule_settled) wait_for_previous_kernels();
-  __syncthreads();
   const SliceStart start = p.starts[slice];
+  __syncthreads();
   if (start.count == 0) {
     wait_for_previous_kernels();
     return;
@@ -227,35 +124,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_PER_SM) SYMBOL(const
   if (warp >= kConsumerWarps) {
     Loader loader(p, shared, full, tid - kConsumers, start);
     wait_for_previous_kernels();
-    int stage = 0, phase = 1, query_phase = 1, since_item = 0;
-    bool query_asked = false;
-    barrier_wait(query_empty, query_phase);
-    query_phase ^= 1;
-    loader.load_query(loader.item, query_full);
-#pragma unroll 1
-    while (loader.left > 0) {
-      if (loader.at_item_end()) {
-        loader.next_item();
-        since_item = 0;
-        if (!query_asked) {
-          barrier_wait(query_empty, query_phase);
-          query_phase ^= 1;
-          loader.load_query(loader.item, query_full);
-        }
-        query_asked = false;
-      }
-      barrier_wait(empty + 8 * stage, phase);
-      loader.issue(stage);
-      // The consumers hold this item's query in registers once its first stage has come round: ask for the next one now.
-      if (kQueryInRegisters && !query_asked && since_item++ >= STAGES && loader.next_is_ahead) {
-        barrier_wait(query_empty, query_phase);
-        query_phase ^= 1;
-        loader.load_query(p.items[loader.index + 1], query_full);
-        query_asked = true;
-      }
-      if (++stage == STAGES) { stage = 0; phase ^= 1; }
-    }
-    copy_async_wait_all();
+    produce<kQueryInRegisters>(loader, empty, query_full, query_empty);
     return;
   }
 #else
@@ -269,6 +138,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_PER_SM) SYMBOL(const
   }
 #endif
 
+#if PRODUCER_WARPS
+  // The first query, by the computing warps, which have nothing else to do while the first keys are on their way.
+  wait_for_previous_kernels();
+  copy_query<kConsumers>(p, shared, start.first, row_tile, tid);
+  copy_async_wait_all();
+  named_barrier_sync<kConsumers>();
+  bool query_here = true;
+#endif
   const int k_warp = warp % kKSplit, group = warp / kKSplit, l7 = lane & 7, quad_row = lane >> 2, quad_column = (lane & 3) * 2;
   // B operand of QK (rows of K): the chunk of the warp's first k16 step, swizzled.
   const u32 key_chunk = ((2 * k_warp + ((lane >> 3) & 1)) ^ l7) << 4;
@@ -306,8 +183,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_PER_SM) SYMBOL(const
 #pragma unroll 1
   while (left > 0) {
     if (new_item) {
+#if PRODUCER_WARPS
+      if (!query_here) {
+        barrier_wait(query_full, query_phase);
+        query_phase ^= 1;
+      }
+      query_here = false;
+#else
       barrier_wait(query_full, query_phase);
       query_phase ^= 1;
+#endif
       const int4 a = load_s32x4(shared + kItemOffset), b = load_s32x4(shared + kItemOffset + 16);
       row0 = a.x + row_tile * ROW_TILE;
       rows = a.y - row_tile * ROW_TILE;
@@ -323,8 +208,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_PER_SM) SYMBOL(const
       if (kQueryInRegisters) {
 #pragma unroll
         for (int j = 0; j < kSteps; j++) load_matrix_x4(query[j], step_address(query_base, query_chunk, j));
-        __syncwarp();
-        if (lane == 0) barrier_arrive(query_empty);
+        barrier_arrive(query_empty);
       }
     }
     // A compute tile is `pair` load tiles of one segment.
@@ -383,8 +267,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_PER_SM) SYMBOL(const
       }
     }
     if (!kQueryInRegisters && !kSelfLoading && item_end) {
-      __syncwarp();
-      if (lane == 0) barrier_arrive(query_empty);
+      barrier_arrive(query_empty);
     }
     named_barrier_sync<kConsumers>();                             // S partials are there; the last tile's V is read
 #if !PRODUCER_WARPS
@@ -408,7 +291,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_PER_SM) SYMBOL(const
     {
       float x[kLaneColumns], mask[kLaneColumns];
       const int h = own_column / KV_TILE;
-      const int own_stage = pick(stages, h);
+      const int own_stage = pick(stages, min(h, pair - 1));       // of an absent load tile nothing is read: it is being filled
 #pragma unroll
       for (int c = 0; c < kLaneColumns; c++) x[c] = 0.f;
 #pragma unroll
@@ -521,8 +404,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_PER_SM) SYMBOL(const
           }
         }
         if (!kSelfLoading) {
-          __syncwarp();
-          if (lane == 0) barrier_arrive(empty + 8 * stages[h]);
+          barrier_arrive(empty + 8 * stages[h]);
         }
       }
     if (segment_end) {
