@@ -331,7 +331,7 @@ def test_run_allocates_nothing_and_waits_for_nothing(stream: Stream) -> None:
             for _ in range(200):
                 op.run(**arrays, output=output, stream=stream)
             after = free_bytes()
-        allowed = {"push_context", "pop_context", "is_capturing"}
+        allowed = {"enter_context", "pop_context", "is_capturing"}
         assert set(counting.calls) <= allowed, counting.calls
         assert before == after
         stream.synchronize()

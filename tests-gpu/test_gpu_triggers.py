@@ -23,6 +23,7 @@ MODES = {
     "softcap 50": {"softcap": 50.0, "spread": 6.0},
     "softcap 1": {"softcap": 1.0, "spread": 3.0},
     "window 1": {"window": 1},
+    "window 2": {"window": 2},
     "window page-1": {"window": 63},
     "window 128": {"window": 128},
     "window beyond": {"window": 10_000},
@@ -39,6 +40,8 @@ MODES = {
     "slots": {"slots": True},
     "skipped slots": {"slots": True, "skipped": (0, 3, 9)},
     "hole": {"holes": ((2, 0), (3, 1))},
+    "window inside a hole": {"window": 4, "holes": ((0, 2), (3, 1))},
+    "table exactly full": {"spare_columns": 0, "spare_blocks": 0},
     "everything unmapped": {"holes": ((1, 0), (2, 0), (2, 1), (2, 2))},
 }
 
@@ -105,3 +108,41 @@ def test_imbalanced_lengths(stream: Stream) -> None:
 def test_a_long_prefill_mixed_with_decode(stream: Stream) -> None:
     case = Case((300, 1, 1, 40), (0, 700, 63, 600), heads=8, head_size=192, v_head_size=128)
     verify("prefill and decode", build(case), stream)
+
+
+@pytest.mark.parametrize("heads", [1, 16])
+def test_a_long_sequence_alone_and_in_a_crowd(heads: int, stream: Stream) -> None:
+    """Each slice of one sequence, and one sequence that is longer than all others together."""
+    shape = {"heads": heads, "head_size": 192, "v_head_size": 128}
+    verify("long sequences", build(Case((1,), (131_071,), **shape)), stream)
+    verify("long sequences", build(Case((1,) * 128, (65_535, *range(127)), **shape)), stream)
+
+
+def test_more_sequences_than_the_schedule_keeps_in_shared_memory(stream: Stream) -> None:
+    for batch in (257, 1025, 4500):
+        past = tuple(n % 19 for n in range(batch))
+        q = tuple(int(n % 7 != 3) for n in range(batch))
+        case = Case(q, past, heads=2, head_size=64, v_head_size=64, rotary_dim=16, block_size=16)
+        verify("many sequences", build(case), stream)
+
+
+def test_full_tables_of_whole_pages(stream: Stream) -> None:
+    """Every sequence ends with its table's last row."""
+    case = Case((1, 4, 64), (127, 124, 64), heads=8, block_size=32, spare_columns=0, spare_blocks=0)
+    verify("tables exactly full", build(case), stream)
+
+
+def test_empty_sequences_with_unmapped_pages(stream: Stream) -> None:
+    for q in ((0, 1, 0), (0, 0, 0)):
+        problem = build(Case(q, (0, 40, 70), heads=4, block_size=16))
+        table = problem.inputs["block_table"].copy()
+        table[[0, 2]] = -1
+        verify("empty sequences on no page", problem.changed(block_table=table), stream)
+
+
+def test_lengths_that_fall_are_no_lengths(stream: Stream) -> None:
+    problem = build(Case((2, 3), (30, 5), heads=4, block_size=16))
+    starts = problem.inputs["cumulative_sequence_length"].copy()
+    for values in ([0, 5, 3], [0, 5, 5], [3, 1, 5]):
+        starts[:] = values
+        verify("lengths that fall", problem.changed(cumulative_sequence_length=starts), stream)
