@@ -78,6 +78,8 @@ def written(text: str, found: dict[str, Record]) -> str:
     """Return a page with its tables as the records have them."""
 
     def from_record(match: re.Match[str]) -> str:
+        if match["name"] not in found:
+            raise LookupError(f"a page asks for {match['name']}, which is not in docs/measurements")
         return f"{match['mark']}{table(found[match['name']], match['only'] or '*')}\n{match['end']}"
 
     text = README_BLOCK.sub(lambda match: f"{match['mark']}{readme_table(found)}\n{match['end']}", text)

@@ -27,9 +27,9 @@ from paged_bench.record import (
 )
 from paged_bench.report.axes import LogScale, around
 from paged_bench.report.command import NARROW, PICTURES, WIDE, write
-from paged_bench.report.data import OURS, points, splits
+from paged_bench.report.data import OURS, points, splits, styles
 from paged_bench.report.legend import legend_rows
-from paged_bench.report.style import SERIES, series_of
+from paged_bench.report.style import SERIES
 from paged_bench.report.svg import text_width
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -144,7 +144,12 @@ def test_no_two_series_share_a_shape_or_a_dash(drawn):
     patterns = re.findall(r'<pattern id="p\d+"[^>]*>(.*?)</pattern>', style)
     assert len({re.sub(r"var\(--c\d\)", "", mark) for mark in patterns[:4]}) == 4
     # More implementations than styles: the styles come again, but never ours.
-    assert [series_of(index) for index in range(SERIES, SERIES + 3)] == [1, 2, 3]
+    many = styles([OURS, *(f"peer {index}" for index in range(SERIES + 3))])
+    assert [many[f"peer {index}"] for index in (0, SERIES - 2, SERIES - 1)] == [1, SERIES - 1, 1]
+    assert [name for name, series in many.items() if series == 0] == [OURS]
+    # A known peer has its own style whoever else is there, and no stranger takes it.
+    few = styles([OURS, "stranger", "FlashMLA"])
+    assert few["FlashMLA"] == styles(["FlashMLA"])["FlashMLA"] != few["stranger"]
 
 
 def test_the_heat_map_says_its_numbers(drawn):

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from paged_bench.errors import RecordError
 from paged_bench.plain import plain
-from paged_bench.record import Case, Record, Samples
+from paged_bench.record import Case, Record, Samples, peer_name
 
 _SERIES = (
     ("attend+combine", "attend + combine"),
@@ -97,7 +97,7 @@ def _peer_table(record: Record, cases: Sequence[Case]) -> str:
         times = [us_text(_peer_median(known[name].series)) if name in known else "" for name in names]
         ratio = f"{best / floor:.2f}" if best and floor else ""
         rows.append([case.title, us_text(floor) if floor else "", *times, ratio])
-    return _rows(["case", "floor", *names, "best over floor"], rows)
+    return _rows(["case", "floor", *map(peer_name, names), "best over floor"], rows)
 
 
 def _peer_median(series: Sequence[Samples]) -> float:

@@ -3,6 +3,7 @@
 from paged_bench.record.environment import capture, finish, revision
 from paged_bench.record.file import dump, load, marked_history, parse, save
 from paged_bench.record.join import joined
+from paged_bench.record.names import peer_name
 from paged_bench.record.schema import (
     MAIN_SERIES,
     SCHEMA_VERSION,
@@ -56,6 +57,7 @@ __all__ = [
     "marked_history",
     "package_digest",
     "parse",
+    "peer_name",
     "present_kernels",
     "revision",
     "save",

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from paged_bench.record import STEP_KERNELS, Case, Record, Samples, Shape, Work
+from paged_bench.record import STEP_KERNELS, Case, Record, Samples, Shape, Work, peer_name
+from paged_bench.record.names import PEER_NAMES
+from paged_bench.report.style import SERIES
 
 OURS = "paged-cuda"
+_KNOWN = (OURS, *PEER_NAMES.values())
 
 
 @dataclass(frozen=True)
@@ -55,13 +58,19 @@ class Point:
 
 
 def points(records: Sequence[Record]) -> tuple[Point, ...]:
-    """Return every point with a shape, ours first, in the order of the records."""
-    found = [point for record in _present(records) for point in _ours(record)]
-    found += [point for record in records for point in _peers(record)]
-    return tuple(found)
+    """Return every point with a shape, ours first, in the order of the records.
+
+    A peer that was timed beside the present kernels is not drawn from history as well. Stacks of a whole
+    model are left out: their times are those of many layers.
+    """
+    found = [point for record in present(records) for point in _ours(record)]
+    peers = [point for record in records for point in _peers(record)]
+    fresh = {point.implementation for point in peers if not point.history}
+    found += [point for point in peers if not (point.history and point.implementation in fresh)]
+    return tuple(point for point in found if point.case.group != "model")
 
 
-def _present(records: Sequence[Record]) -> list[Record]:
+def present(records: Sequence[Record]) -> list[Record]:
     """Return the records of our own present kernels, or those of history where there are no others."""
     ours = [record for record in records if any(case.samples() and case.shape for case in record.cases)]
     return [record for record in ours if record.history is None] or ours
@@ -79,7 +88,7 @@ def _peers(record: Record) -> Iterable[Point]:
         for row in case.peers:
             samples = _replayed(row.series)
             if samples is not None and case.shape is not None:
-                yield _point(row.peer, record, case, case.shape, samples)
+                yield _point(peer_name(row.peer), record, case, case.shape, samples)
 
 
 def _replayed(series: Sequence[Samples]) -> Samples | None:
@@ -97,9 +106,23 @@ def _point(name: str, record: Record, case: Case, shape: Shape, samples: Samples
 
 
 def implementations(found: Iterable[Point]) -> list[str]:
-    """Return the names, ours first, then in the order of appearance."""
+    """Return the names: ours, those that are known, then the others as they appear."""
     names = dict.fromkeys(point.implementation for point in found)
-    return sorted(names, key=lambda name: name != OURS)
+    return sorted(names, key=lambda name: _KNOWN.index(name) if name in _KNOWN else len(_KNOWN))
+
+
+def styles(names: Sequence[str]) -> dict[str, int]:
+    """Return the series of each name. A known implementation looks the same in every picture.
+
+    Example:
+        >>> styles(["paged-cuda", "ONNX Runtime", "a stranger"])
+        {'paged-cuda': 0, 'ONNX Runtime': 9, 'a stranger': 1}
+    """
+    strangers = [name for name in names if name not in _KNOWN]
+    taken = {_KNOWN.index(name) for name in names if name in _KNOWN}
+    free = [index for index in range(1, SERIES) if index not in taken] or list(range(1, SERIES))
+    fresh = {name: free[place % len(free)] for place, name in enumerate(strangers)}
+    return {name: fresh[name] if name in fresh else _KNOWN.index(name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -116,7 +139,7 @@ def splits(records: Sequence[Record]) -> tuple[Split, ...]:
     Where the kernels were timed apart, those are the parts. Else it is attend + combine, and the rest of the
     step. Kernels timed apart overlap less than in a step, so they need not add up to it.
     """
-    cases = (case for record in _present(records) for case in record.cases)
+    cases = (case for record in present(records) for case in record.cases)
     return tuple(Split(case, parts) for case in cases if (parts := _parts(case)))
 
 

@@ -28,7 +28,7 @@ def growth(records: Sequence[Record], width: int) -> str | None:
     top, height = 56 + rows * ROW, 260
     canvas = Canvas(width, top + height + 52, "Growth of cost", DESCRIPTION)
     canvas.text(12, 20, "Growth of cost", size=14)
-    draw_legend(canvas, names, 12, 28, width - 24)
+    draw_legend(canvas, {name: index for index, name in enumerate(names)}, 12, 28, width - 24)
     x_high = max(x for line in lines.values() for x, _ in line) * 1.15
     y_high = max(2.0, *(y for line in lines.values() for _, y in line)) * 1.3
     frame = Frame(LogScale(0.9, x_high, 50, width - 16), LogScale(0.7, y_high, top + height, top))

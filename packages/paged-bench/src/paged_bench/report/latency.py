@@ -8,9 +8,8 @@ from typing import Literal
 
 from paged_bench.record import Record
 from paged_bench.report.axes import Frame, LogScale, around
-from paged_bench.report.data import OURS, Point, implementations, points
+from paged_bench.report.data import OURS, Point, implementations, points, styles
 from paged_bench.report.legend import ROW, draw_legend, legend_rows
-from paged_bench.report.style import series_of
 from paged_bench.report.svg import Canvas
 
 Over = Literal["context", "batch"]
@@ -43,7 +42,7 @@ def latency(records: Sequence[Record], width: int, over: Over) -> str | None:
     )
     short = "context" if over == "context" else "sequences of 4,096"
     canvas.text(12, 20, f"µs of attention over {what if width > 500 else short}", size=14)
-    draw_legend(canvas, names, 12, 28, width - 24)
+    draw_legend(canvas, styles(names), 12, 28, width - 24)
     limits = around([us for panel in panels for line in panel.lines.values() for _, us, _ in line])
     for index, panel in enumerate(panels):
         room = (width - 8) / columns
@@ -88,7 +87,7 @@ def _draw(
     title = "tokens of context" if over == "context" else "sequences"
     frame.draw(canvas, x_title=title, y_title=f"µs, {panel.title}", x_ticks=sizes, y_ticks=frame.y.ticks(9))
     for name, line in sorted(panel.lines.items(), key=lambda item: -names.index(item[0])):
-        series = series_of(names.index(name))
+        series = styles(names)[name]
         places = [(frame.x(size), frame.y(us)) for size, us, _ in sorted(line, key=lambda entry: entry[0])]
         canvas.polyline(places, f"l{series}")
         for size, us, point in line:

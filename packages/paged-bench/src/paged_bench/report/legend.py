@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from paged_bench.report.style import series_of
 from paged_bench.report.svg import NORMAL, Canvas, text_width
 
 ROW = 20
@@ -26,30 +25,27 @@ def legend_rows(names: Sequence[str], width: float) -> list[list[str]]:
 
 
 def draw_legend(
-    canvas: Canvas, names: Sequence[str], x: float, y: float, width: float, *, patterns: bool = False
+    canvas: Canvas, series: Mapping[str, int], x: float, y: float, width: float, *, patterns: bool = False
 ) -> float:
     """Draw the names from `y` down and return the height they took.
 
     Args:
         canvas: to draw on.
-        names: in the order of their series.
+        series: the style of each name, in the order in which they are shown.
         x: left end.
         y: top.
         width: room for a row.
         patterns: filled boxes, as parts of bars have them, in place of lines with markers.
     """
-    rows = legend_rows(names, width)
-    index = 0
+    rows = legend_rows(list(series), width)
     for number, row in enumerate(rows):
         left, middle = x, y + number * ROW + ROW / 2
         for name in row:
-            series = series_of(index)
             if patterns:
-                canvas.rect(left, middle - 6, 26, 12, f"p{series}")
+                canvas.rect(left, middle - 6, 26, 12, f"p{series[name]}")
             else:
-                canvas.polyline([(left, middle), (left + 26, middle)], f"l{series}")
-                canvas.marker(left + 13, middle, series, f"m{series}")
+                canvas.polyline([(left, middle), (left + 26, middle)], f"l{series[name]}")
+                canvas.marker(left + 13, middle, series[name], f"m{series[name]}")
             canvas.text(left + _SWATCH - 2, middle + 4, name)
             left += _SWATCH + text_width(name, NORMAL) + 10
-            index += 1
     return len(rows) * ROW

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from paged_bench.record import Record
 from paged_bench.report.axes import Frame, LogScale, around
-from paged_bench.report.data import Point, implementations, points
+from paged_bench.report.data import Point, implementations, points, present, styles
 from paged_bench.report.legend import ROW, draw_legend, legend_rows
-from paged_bench.report.style import series_of
+from paged_bench.report.style import SERIES
 from paged_bench.report.svg import SMALL, Canvas
 
 TITLE = "Roofline"
@@ -18,13 +18,14 @@ DESCRIPTION = (
     "reads and multiplies at best in the same run; a point on the line cannot be faster."
 )
 _FURTHEST = 4096.0  # operations a byte; prefill lies far to the right, where only the flat part is
-_DODGE = 0.06  # neighbours of one intensity stand this share apart
+_DODGE = 0.1  # the peers of one intensity are spread over this share, so that more can be seen; ours stays
 
 
 def roofline(records: Sequence[Record], width: int) -> str | None:
     """Return the drawing, or None where no record has points with counted work."""
     found = [point for point in points(records) if point.standard and _intensity(point) <= _FURTHEST]
-    roofs = [roof for record in records if (roof := _roof(record)) is not None]
+    ordered = [*present(records), *records]
+    roofs = [roof for record in ordered if (roof := _roof(record)) is not None]
     if not found or not roofs:
         return None
     names, (read, matmul) = implementations(found), roofs[0]
@@ -32,7 +33,7 @@ def roofline(records: Sequence[Record], width: int) -> str | None:
     top, height = 56 + rows * ROW, 380
     canvas = Canvas(width, top + height + 52, TITLE, DESCRIPTION)
     canvas.text(12, 20, "Roofline: TFLOP/s over operations a byte", size=14)
-    draw_legend(canvas, names, 12, 28, width - 24)
+    draw_legend(canvas, styles(names), 12, 28, width - 24)
     frame = _frame(found, matmul, width, top, height)
     ticks = frame.x.ticks(8 if width > 500 else 5), frame.y.ticks(8)
     frame.draw(
@@ -44,7 +45,7 @@ def roofline(records: Sequence[Record], width: int) -> str | None:
     )
     _draw_roof(canvas, frame, read, matmul)
     for point in found:
-        _draw_point(canvas, frame, point, names)
+        _draw_point(canvas, frame, point, styles(names))
     return canvas.render()
 
 
@@ -79,16 +80,13 @@ def _draw_roof(canvas: Canvas, frame: Frame, read: float, matmul: float) -> None
     corners = [(start, start * slope), (ridge, flat), (frame.x.high, flat)]
     canvas.polyline([(frame.x(x), frame.y(y)) for x, y in corners], "roof")
     canvas.text(frame.x.end - 4, frame.y(flat) - 7, f"{flat:.0f} TFLOP/s", size=SMALL, anchor="end")
-    middle = math.sqrt(start * ridge)
-    label = f"{read / 1e12:.2f} TB/s"
-    canvas.text(frame.x(middle) - 8, frame.y(middle * slope) - 4, label, size=SMALL, anchor="end")
+    canvas.text(frame.x.start + 8, frame.y.end + 14, f"slope: {read / 1e12:.2f} TB/s", size=SMALL)
 
 
-def _draw_point(canvas: Canvas, frame: Frame, point: Point, names: Sequence[str]) -> None:
-    index = names.index(point.implementation)
+def _draw_point(canvas: Canvas, frame: Frame, point: Point, series: Mapping[str, int]) -> None:
+    style = series[point.implementation]
     x, y = _place(point)
-    shifted = x * (1 + _DODGE) ** (index - (len(names) - 1) / 2)
+    shifted = x * (1 + _DODGE) ** (style / SERIES - 0.5) if style else x
     note = " (history)" if point.history else ""
     hint = f"{point.implementation}{note}, {point.case.title}: {point.us:.1f} µs, {y:.1f} TFLOP/s"
-    series = series_of(index)
-    canvas.marker(frame.x(shifted), frame.y(y), series, f"m{series}", hint, 3.5)
+    canvas.marker(frame.x(shifted), frame.y(y), style, f"m{style}", hint, 3.5)

@@ -15,7 +15,7 @@ MOST = 12
 
 def step_split(records: Sequence[Record], width: int) -> str | None:
     """Return the drawing, or None where no step was timed beside its parts."""
-    found = splits(records)[:MOST]
+    found = _one_of_each(splits(records))[:MOST]
     if not found:
         return None
     names = list(dict.fromkeys(name for split in found for name, _ in split.parts))
@@ -25,10 +25,23 @@ def step_split(records: Sequence[Record], width: int) -> str | None:
         "Each bar is one step; its parts are the shares of its kernels, with the microseconds beside it.",
     )  # fmt: skip
     canvas.text(12, 20, "One step, split into its kernels", size=14)
-    draw_legend(canvas, names, 12, 28, width - 24, patterns=True)
+    draw_legend(canvas, _styles(names), 12, 28, width - 24, patterns=True)
     for index, split in enumerate(found):
         _draw_bar(canvas, split, names, top + index * _ROW, width)
     return canvas.render()
+
+
+def _styles(names: Sequence[str]) -> dict[str, int]:
+    return {name: index for index, name in enumerate(names)}
+
+
+def _one_of_each(found: Sequence[Split]) -> list[Split]:
+    """Return the first step of each size: more heads and other pages divide it much alike."""
+    kept: dict[tuple[float, ...] | str, Split] = {}
+    for split in found:
+        shape = split.case.shape
+        kept.setdefault((shape.batch, shape.context, shape.query) if shape else split.case.id, split)
+    return list(kept.values())
 
 
 def _draw_bar(canvas: Canvas, split: Split, names: Sequence[str], y: float, width: int) -> None:
@@ -41,5 +54,7 @@ def _draw_bar(canvas: Canvas, split: Split, names: Sequence[str], y: float, widt
     canvas.text(width - 12, y + 12, f"{figures} = {total:.1f} µs", size=SMALL, anchor="end", kind="muted")
     for name, us in split.parts:
         part = room * us / total
-        canvas.rect(left, y + 16, part, 16, f"p{names.index(name)}", f"{name}: {us:.1f} µs, {us / total:.0%}")
+        canvas.rect(
+            left, y + 16, part, 16, f"p{_styles(names)[name]}", f"{name}: {us:.1f} µs, {us / total:.0%}"
+        )
         left += part

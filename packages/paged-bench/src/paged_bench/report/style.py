@@ -60,16 +60,6 @@ VARIABLES = (
 )
 
 
-def series_of(index: int) -> int:
-    """Return which style the implementation of that index has; none but the first has ours.
-
-    Example:
-        >>> [series_of(index) for index in (0, 1, 9, 10, 18, 19)]
-        [0, 1, 9, 1, 9, 1]
-    """
-    return index if index < SERIES else 1 + (index - 1) % (SERIES - 1)
-
-
 _RULES = [
     ".paper{fill:var(--paper)}.ink{fill:var(--ink)}.muted{fill:var(--muted)}",
     ".grid{stroke:var(--grid);stroke-width:1}.axis{stroke:var(--muted);stroke-width:1}",
