@@ -60,6 +60,8 @@ def test_tiers_are_apart() -> None:
     governor.reserve("a", 10, Tier.DEVICE)
     assert governor.tier(Tier.HOST).available == 20
     assert isinstance(governor.reserve("b", 1, Tier.DISK), AdmissionRefused)
+    with pytest.raises(InvalidGeometry):
+        governor.register("x", priority="low")
     for bad in ("device2", None):
         with pytest.raises(InvalidGeometry):
             governor.tier(bad)

@@ -11,6 +11,7 @@ from paged_kv.errors import (
     CaptureInProgress,
     CommitOutOfRange,
     GrantOpen,
+    GraphOutOfOrder,
     InvalidGeometry,
     LayoutRefused,
     RangeQuarantined,
@@ -218,6 +219,21 @@ def test_growth_is_refused_to_a_capturing_thread_and_under_an_open_grant() -> No
         controller.ensure(600)
     assert controller.capacity == 8
     stand.verify()
+
+
+@pytest.mark.parametrize("layout", [SEQ, HEAD])
+def test_nothing_grows_inside_a_step(layout) -> None:
+    _, _, controller = made(layout, graph=GraphLifecycle())
+    controller.ensure(8)
+    element(controller, 0, 0, 1, 3)[:] = 5
+    with controller.graph.step():
+        for call in (lambda: controller.ensure(9), lambda: controller.shrink(0)):
+            with pytest.raises(GraphOutOfOrder):
+                call()
+        assert controller.ensure(8) is None
+    assert controller.capacity == 8
+    assert (element(controller, 0, 0, 1, 3) == 5).all()
+    assert controller.ensure(9).new == 16
 
 
 def test_a_refusal_is_a_value_and_is_counted() -> None:

@@ -72,8 +72,10 @@ class MemoryGovernor:
                 what it can, such as pooled handles, and returns the bytes to spare. None: never asked.
 
         Raises:
-            InvalidGeometry: there is no such tier.
+            InvalidGeometry: there is no such tier, or the priority is no integer.
         """
+        if not is_integer(priority):
+            raise InvalidGeometry(f"priority is {priority!r}; it must be an integer", priority=repr(priority))
         holder = Holder(str(name), tier)
         with self._lock:
             self._accounts[holder] = Account(self._ledger(tier), int(priority), reclaim)
@@ -177,20 +179,22 @@ class MemoryGovernor:
         """Account for physical handles that are about to be created ahead of need; None when granted.
 
         Raises:
+            InvalidGeometry: not a size.
             ForeignGrant: not a holder of this governor.
             GrantOpen: this thread holds a grant.
         """
+        size = as_size("nbytes", nbytes, 0, MAX_BYTES)
         with self._lock:
             account = self._account(holder)
         ticket = self._turns.take(timeout)
         if ticket is None:
             return self._refusal(account.ledger, nbytes, holder.name, holder.tier, 0, "open_grant")
         with self._lock:
-            extra = max(0, nbytes - account.unused)
+            extra = max(0, size - account.unused)
             room = account.ledger.available
             if extra <= room:
                 account.apply_lease(extra)
-                account.owned += nbytes
+                account.owned += size
         self._turns.apply_pass(ticket)
         if extra > room:
             return self._refusal(

@@ -154,14 +154,22 @@ class GraphLifecycle:
         if action is not GraphAction.EAGER and self._next is before:
             self._next = GraphAction.CAPTURE if action is GraphAction.WARM else GraphAction.REPLAY
 
+    def require_between_steps(self) -> None:
+        """Refuse what must not happen to the cache of a step that may be replaying.
+
+        Raises:
+            GraphOutOfOrder: a step is open.
+        """
+        if self._inside:
+            raise GraphOutOfOrder(
+                "the cache grows between steps, not inside one; grow it first", action=str(self.action)
+            )
+
     def invalidate(self) -> None:
         """The graph must not be replayed any more.
 
         Raises:
             GraphOutOfOrder: a step is open, which may be replaying it.
         """
-        if self._inside:
-            raise GraphOutOfOrder(
-                "the cache grows between steps, not inside one; grow it first", action=str(self.action)
-            )
+        self.require_between_steps()
         self._next = GraphAction.WARM

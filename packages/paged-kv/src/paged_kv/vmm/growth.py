@@ -152,12 +152,14 @@ class KvGrowthController:
             CommitOutOfRange: beyond `hard_max`.
             CaptureInProgress: this thread captures: grow before the capture begins.
             GrantOpen: this thread holds a grant.
+            GraphOutOfOrder: a step of the graph is open.
             RangeQuarantined, DriverCallFailed: see `VirtualArena.commit`; nothing was published.
         """
         if type(tokens) is int and 0 <= tokens <= self._capacity:
             return None
         bucket = self.capacity_for(tokens)
         self.storage.gate.require_not_capturing()
+        self.graph.require_between_steps()
         with self._lock:
             return self._grow(bucket, stream) if tokens > self._capacity else None
 
@@ -198,12 +200,13 @@ class KvGrowthController:
             InvalidGeometry: not a number of tokens.
             CommitOutOfRange: more than the capacity.
             LayoutRefused: the storage cannot shrink so far.
-            CaptureInProgress, WorkInFlight: not now.
+            CaptureInProgress, GraphOutOfOrder, WorkInFlight: not now.
         """
         if not isinstance(self.storage, MappedStorage):
             raise LayoutRefused(f"{type(self.storage).__name__} does not shrink: close it")
         kept = stride_bucket(tokens, self._capacity, 1)
         self.storage.gate.require_not_capturing()
+        self.graph.require_between_steps()
         with self._lock:
             outcome = self.storage.shrink(kept)
             self._capacity, self._ahead = kept, 0

@@ -139,7 +139,8 @@ class HandlePool:
             DriverCallFailed: it could not be released; it is quarantined.
         """
         self._require_out([handle])
-        self._out.discard(handle)
+        with self._lock:
+            self._out.discard(handle)
         try:
             self.calls("undo", self.driver.release_handle, handle)
         except BaseException:
