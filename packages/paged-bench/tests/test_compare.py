@@ -36,7 +36,7 @@ ENVIRONMENT = Environment(
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-def simulated(rng, median=50.0, noise=0.05, drift=0.01, blocks=3, each=40):
+def simulated(rng, median=50.0, noise=0.05, drift=0.004, blocks=3, each=80):
     """Samples of one thing: noise from call to call, and a slow drift from block to block."""
     levels = median * np.exp(rng.normal(0, drift, blocks))
     values = np.concatenate([level * np.exp(rng.normal(0, noise, each)) for level in levels])

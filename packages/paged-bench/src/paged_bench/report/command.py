@@ -24,7 +24,7 @@ Draw: TypeAlias = Callable[[Sequence[Record], int], str | None]
 PICTURES: dict[str, tuple[Draw, str]] = {
     "roofline": (
         roofline,
-        "Every case but prefill. The peers of one intensity are spread a little, to be seen.",
+        "Every case but prefill. Peers stand a little to the right of their place, to be seen.",
     ),
     "latency-context": (partial(latency, over="context"), "One sequence, 576/512, one new token."),
     "latency-batch": (

@@ -18,7 +18,7 @@ DESCRIPTION = (
     "reads and multiplies at best in the same run; a point on the line cannot be faster."
 )
 _FURTHEST = 4096.0  # operations a byte; prefill lies far to the right, where only the flat part is
-_DODGE = 0.1  # the peers of one intensity are spread over this share, so that more can be seen; ours stays
+_DODGE = 0.4  # peers stand up to this share to the right, so that more can be seen and none above the line
 
 
 def roofline(records: Sequence[Record], width: int) -> str | None:
@@ -44,7 +44,7 @@ def roofline(records: Sequence[Record], width: int) -> str | None:
         y_ticks=ticks[1],
     )
     _draw_roof(canvas, frame, read, matmul)
-    for point in found:
+    for point in reversed(found):  # ours on top
         _draw_point(canvas, frame, point, styles(names))
     return canvas.render()
 
@@ -86,7 +86,7 @@ def _draw_roof(canvas: Canvas, frame: Frame, read: float, matmul: float) -> None
 def _draw_point(canvas: Canvas, frame: Frame, point: Point, series: Mapping[str, int]) -> None:
     style = series[point.implementation]
     x, y = _place(point)
-    shifted = x * (1 + _DODGE) ** (style / SERIES - 0.5) if style else x
+    shifted = x * (1 + _DODGE) ** (style / SERIES)
     note = " (history)" if point.history else ""
     hint = f"{point.implementation}{note}, {point.case.title}: {point.us:.1f} µs, {y:.1f} TFLOP/s"
     canvas.marker(frame.x(shifted), frame.y(y), style, f"m{style}", hint, 3.5)
