@@ -9,7 +9,8 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from paged_bench.record.schema import Environment, Gpu, Revision
+from paged_bench.record.machine import Environment, Gpu
+from paged_bench.record.schema import Revision
 
 PACKAGES = (
     *("paged-schema", "paged-oracle", "paged-kv", "paged-cuda", "paged-bench"),

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paged_bench.record.schema import Case, Samples
+from paged_bench.record.case import Case
+from paged_bench.record.samples import Samples
 
 
 def joined(parts: Sequence[Sequence[Case]]) -> tuple[Case, ...]:
