@@ -181,15 +181,27 @@ def test_a_grant_of_the_caller() -> None:
     stand.verify()
 
 
-def test_a_pool_that_was_trimmed_under_a_grant() -> None:
+def test_handles_that_a_grant_counts_on_are_not_trimmed() -> None:
+    stand = VmmStand(G, limit=7 * G)
+    arena = arena_of(stand)
+    stand.pool.prefill(7)
+    with stand.governor.grant(stand.holder, 6 * G) as grant:
+        assert stand.pool.trim() == 1
+        assert commit(arena, 17, grant=grant).created == 0
+    stand.verify()
+
+
+def test_a_pool_that_does_not_have_what_its_account_says() -> None:
+    """Such as when a holder has two pools, which nobody can forbid."""
     stand = VmmStand(G, limit=6 * G)
     arena = arena_of(stand)
-    stand.pool.prefill(6)
-    with stand.governor.grant(stand.holder, 6 * G) as grant:
-        stand.pool.trim()
-        with pytest.raises(CapacityUnavailable) as caught:
-            commit(arena, 17, grant=grant)
-        assert caught.value.numbers == {"needed": 6 * G, "granted": 0}
+    other = HandlePool(stand.driver, stand.governor, stand.holder, gate=stand.gate)
+    other.prefill(6)
+    with pytest.raises(CapacityUnavailable) as caught:
+        commit(arena, 17)
+    assert caught.value.numbers == {"needed": 6 * G, "granted": 0}
+    assert arena.mapped_bytes == 0
+    other.close()
     stand.verify()
     assert commit(arena, 17).created == 6
 

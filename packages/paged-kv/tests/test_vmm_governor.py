@@ -83,6 +83,7 @@ def test_sources_come_in_order_and_the_excess_goes_back_in_reverse() -> None:
     for holder, nbytes in ((cache, 10), (low, 20), (high, 20), (silent, 20)):
         assert governor.lease_allowance(holder, nbytes) is None
     assert governor.claim_handles(cache, 4) is None  # 4 pooled, 6 unused
+    governor.pooled(cache, 4)
     grant = governor.grant(cache, 55)
     assert (grant.sources.pooled, grant.sources.own, grant.sources.unassigned) == (4, 6, 30)
     assert [given for _, given in grant.sources.victims] == [15]
@@ -118,6 +119,7 @@ def test_a_victim_that_lies_or_fails_costs_nobody_anything() -> None:
     liar = governor.register("liar", priority=1, reclaim=lambda nbytes: 10 * nbytes)
     governor.lease_allowance(liar, 60)
     governor.claim_handles(liar, 55)
+    governor.pooled(liar, 55)
     before = numbers(governor, liar)
     assert governor.grant(cache, 60).available == 45
     assert numbers(governor, liar) == before
@@ -163,13 +165,17 @@ def test_misuse_of_a_grant() -> None:
     for call in (governor.account, governor.unregister, lambda h: governor.grant(h, 1)):
         with pytest.raises(ForeignGrant):
             call(stranger)
-    for call in (governor.unmapped, governor.released, governor.quarantined, governor.claim_handles):
+    for call in (
+        *(governor.unmapped, governor.released, governor.quarantined, governor.claim_handles),
+        *(governor.pooled, governor.withdraw),
+    ):
         with pytest.raises(ForeignGrant):
             call(stranger, 1)
     with pytest.raises(GrantOverrun):
         governor.unregister(cache)
     governor.unmapped(cache, 1)
-    for call in (governor.unmapped, lambda h, n: governor.released(h, n + 1)):
+    calls = (governor.released, governor.quarantined, governor.pooled)
+    for call in (governor.unmapped, governor.withdraw, *(lambda h, n, c=c: c(h, n + 1) for c in calls)):
         with pytest.raises(GrantOverrun):
             call(cache, 1)
     for bad in (-1, 1.5, None):
@@ -191,8 +197,11 @@ def test_the_release_matrix() -> None:
     governor.unmapped(cache, 30)  # of 40, 10 could not be unmapped
     governor.released(cache, 10)
     governor.quarantined(cache, 5)
+    governor.pooled(cache, 15)
     account = governor.account(cache)
     assert (account.mapped, account.owned, account.quarantined, account.pooled) == (10, 30, 5, 15)
+    assert governor.withdraw(cache, 15) == 15
+    governor.pooled(cache, 15)
     assert account.allowance == numbers(governor)[0][0] == 30
 
 
@@ -284,11 +293,14 @@ def test_claims_ahead_are_leased_and_refused_like_others() -> None:
     cache = governor.register("cache")
     governor.lease_allowance(cache, 30)
     assert governor.claim_handles(cache, 50) is None
+    assert (governor.account(cache).moving, governor.account(cache).pooled) == (50, 0)
+    governor.pooled(cache, 50)
     assert governor.account(cache).pooled == 50
     assert numbers(governor)[0] == (50, 0)
     assert governor.claim_handles(cache, 51) == AdmissionRefused(51, 50, 100, Tier.DEVICE, "cache")
     with governor.grant(cache, 60) as grant:
         assert (grant.sources.pooled, grant.sources.own, grant.sources.unassigned) == (50, 0, 10)
+        assert governor.withdraw(cache, 20) == 0, "the grant counts on them"
         grant.settle(60)
     assert governor.account(cache).owned == 60
 
@@ -349,7 +361,8 @@ class GovernorMachine(RuleBasedStateMachine):
     @closed
     @rule(which=which, size=size)
     def claim(self, which: int, size: int) -> None:
-        self.governor.claim_handles(self.holders[which], size)
+        if self.governor.claim_handles(self.holders[which], size) is None:
+            self.governor.pooled(self.holders[which], size)
 
     @closed
     @rule(which=which, size=size, spare=st.booleans())
@@ -372,13 +385,18 @@ class GovernorMachine(RuleBasedStateMachine):
     @rule(which=which, data=st.data())
     def unmap(self, which: int, data) -> None:
         holder = self.holders[which]
-        self.governor.unmapped(holder, data.draw(st.integers(0, self.governor.account(holder).mapped)))
+        nbytes = data.draw(st.integers(0, self.governor.account(holder).mapped))
+        self.governor.unmapped(holder, nbytes)
+        self.governor.pooled(holder, nbytes)
 
-    @closed
     @rule(which=which, data=st.data(), fails=st.booleans())
     def release(self, which: int, data, fails: bool) -> None:
         holder = self.holders[which]
         nbytes = data.draw(st.integers(0, self.governor.account(holder).pooled))
+        allowed = self.governor.withdraw(holder, nbytes)
+        held = self.grant.sources.pooled if self.grant and self.grant.holder is holder else 0
+        assert allowed == min(nbytes, self.governor.account(holder).pooled + allowed - held)
+        nbytes = allowed
         (self.governor.quarantined if fails else self.governor.released)(holder, nbytes)
 
     @invariant()

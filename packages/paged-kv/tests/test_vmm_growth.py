@@ -1,5 +1,6 @@
 """Tokens survive every growth, and the graph survives when nothing that it has baked in changed."""
 
+import random
 import threading
 
 import numpy as np
@@ -22,13 +23,18 @@ from paged_kv.vmm import (
     AdmissionRefused,
     BasePlacement,
     BindingGeometry,
+    CaptureGate,
     CommitAhead,
+    FakeVmmDriver,
     GraphLifecycle,
+    HandlePool,
     KvCacheGeometry,
     KvGrowthController,
     KvLayout,
     MappedStorage,
+    MemoryGovernor,
     ReallocStorage,
+    Tier,
 )
 
 G = 4096
@@ -442,3 +448,68 @@ def test_closing_twice() -> None:
     with pytest.raises(ArenaClosed):
         controller.ensure(1_000)
     stand.verify_empty()
+
+
+def test_engines_workers_and_captures_on_many_threads() -> None:
+    """Two caches that compete for memory, each with an engine, a worker ahead and a pool filler."""
+    gate, driver, governor = CaptureGate(), FakeVmmDriver(G), MemoryGovernor(device=40 * G)
+    pools, controllers, problems = [], [], []
+    for number in range(2):
+        holder = governor.register(f"cache {number}", priority=number)
+        pools.append(HandlePool(driver, governor, holder, retain=3, gate=gate))
+        geometry = KvCacheGeometry((BindingGeometry(SEQ, 256, 4, 16),) * 4)
+        controllers.append(KvGrowthController(MappedStorage(geometry, pools[-1]), stride=16))
+
+    def engine(number: int, choose: random.Random) -> None:
+        controller = controllers[number]
+        for _ in range(150):
+            kind = choose.random()
+            if kind < 0.5:
+                controller.ensure(choose.randint(0, 256), stream=number)
+            elif kind < 0.8:
+                controller.shrink(choose.randint(0, controller.capacity))
+            elif kind < 0.9:
+                with gate.capture():
+                    driver.begin_capture(number)
+                    controller.ensure(controller.capacity)
+                    driver.end_capture(number)
+            else:
+                lease = governor.reserve("other", choose.randint(0, 10 * G))
+                if not isinstance(lease, AdmissionRefused):
+                    lease.release()
+
+    def ahead(number: int, choose: random.Random) -> None:
+        for _ in range(150):
+            controllers[number].commit_ahead(choose.randint(0, 256), stream=9)
+
+    def filler(number: int, choose: random.Random) -> None:
+        for _ in range(300):
+            pools[number].prefill(choose.randint(0, 6))
+            pools[number].trim(choose.randint(0, 6))
+
+    def guarded(work, number: int) -> None:
+        try:
+            work(number, random.Random(number))
+        except Exception as error:
+            problems.append(error)
+
+    threads = [
+        threading.Thread(target=guarded, args=(work, number))
+        for number in range(2)
+        for work in (engine, ahead, filler)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    assert driver.impossible == []
+    for controller in controllers:
+        controller.storage.arena.check()
+    accounts = [governor.account(pool.holder) for pool in pools]
+    assert sum(account.owned for account in accounts) == driver.num_handles * G
+    assert sum(account.mapped for account in accounts) == len(driver.mapped) * G
+    for controller, pool in zip(controllers, pools, strict=True):
+        controller.storage.close()
+        pool.close()
+    assert (driver.num_handles, governor.tier(Tier.DEVICE).used) == (0, 0)

@@ -71,7 +71,7 @@ class VmmStand:
         assert account.mapped == len(mapped) * granule, "V3"
         assert account.owned == driver.num_handles * granule, "V5"
         assert account.quarantined == self.pool.num_quarantined * granule, "V5"
-        assert account.pooled == self.pool.count * granule, "V5"
+        assert (account.pooled, account.moving) == (self.pool.count * granule, 0), "V5"
         assert tier.used == account.allowance + self.leased(), "V3"
         assert account.allowance >= account.owned, "V3"
         assert tier.used + tier.growth_reserved <= tier.limit, "V3"

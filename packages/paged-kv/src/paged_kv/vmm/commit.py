@@ -87,8 +87,8 @@ class CommitWork:
         missing = (len(self.plan.newly_mapped) - self.pooled) * size
         if missing > creatable:
             raise CapacityUnavailable(
-                f"{missing} bytes must be created and the grant covers {creatable}: the pool was trimmed "
-                "since; ask again",
+                f"{missing} bytes must be created and the grant covers {creatable}: the pool has "
+                "fewer handles than its account; a holder has one pool",
                 needed=missing,
                 granted=creatable,
             )

@@ -178,6 +178,8 @@ class MemoryGovernor:
     ) -> AdmissionRefused | None:
         """Account for physical handles that are about to be created ahead of need; None when granted.
 
+        They are on the way: `pooled` says that they are there, `released` that they are not.
+
         Raises:
             InvalidGeometry: not a size.
             ForeignGrant: not a holder of this governor.
@@ -195,6 +197,7 @@ class MemoryGovernor:
             if extra <= room:
                 account.apply_lease(extra)
                 account.owned += size
+                account.moving += size
         self._turns.apply_pass(ticket)
         if extra > room:
             return self._refusal(
@@ -203,7 +206,7 @@ class MemoryGovernor:
         return None
 
     def unmapped(self, holder: Holder, nbytes: int) -> None:
-        """Bytes are mapped no longer; their handles are pooled.
+        """Bytes are mapped no longer; their handles are on the way to the pool, or out.
 
         Raises:
             ForeignGrant: not a holder of this governor.
@@ -213,9 +216,22 @@ class MemoryGovernor:
             account = self._account(holder)
             self._require("unmapped", nbytes, account.mapped)
             account.mapped -= nbytes
+            account.moving += nbytes
 
-    def released(self, holder: Holder, nbytes: int) -> None:
-        """Pooled handles are gone, and the allowance above what was leased at the start with them.
+    def pooled(self, holder: Holder, nbytes: int) -> None:
+        """Handles that were on the way wait in the pool now.
+
+        Raises:
+            ForeignGrant: not a holder of this governor.
+            GrantOverrun: more than are on the way.
+        """
+        with self._lock:
+            account = self._account(holder)
+            self._require("pooled", nbytes, account.moving)
+            account.moving -= nbytes
+
+    def withdraw(self, holder: Holder, nbytes: int) -> int:
+        """Take handles out of the pool to release them; how many bytes may go: no open grant counts on them.
 
         Raises:
             ForeignGrant: not a holder of this governor.
@@ -223,20 +239,36 @@ class MemoryGovernor:
         """
         with self._lock:
             account = self._account(holder)
-            self._require("released", nbytes, account.pooled)
+            self._require("withdrawn", nbytes, account.pooled)
+            allowed = max(0, min(nbytes, account.pooled - account.held))
+            account.moving += allowed
+            return allowed
+
+    def released(self, holder: Holder, nbytes: int) -> None:
+        """Handles on the way are gone, and the allowance above what was leased for good with them.
+
+        Raises:
+            ForeignGrant: not a holder of this governor.
+            GrantOverrun: more than are on the way.
+        """
+        with self._lock:
+            account = self._account(holder)
+            self._require("released", nbytes, account.moving)
+            account.moving -= nbytes
             account.owned -= nbytes
             account.apply_lease(-min(nbytes, max(0, account.allowance - max(account.floor, account.owned))))
 
     def quarantined(self, holder: Holder, nbytes: int) -> None:
-        """Pooled handles could not be released: they stay owned for good.
+        """Handles on the way could not be released: they stay owned for good.
 
         Raises:
             ForeignGrant: not a holder of this governor.
-            GrantOverrun: more than are pooled.
+            GrantOverrun: more than are on the way.
         """
         with self._lock:
             account = self._account(holder)
-            self._require("quarantined", nbytes, account.pooled)
+            self._require("quarantined", nbytes, account.moving)
+            account.moving -= nbytes
             account.quarantined += nbytes
 
     def tier(self, tier: Tier) -> TierStats:
@@ -253,7 +285,9 @@ class MemoryGovernor:
         """
         with self._lock:
             account = self._account(holder)
-            return AccountStats(account.allowance, account.mapped, account.owned, account.quarantined)
+            return AccountStats(
+                account.allowance, account.mapped, account.owned, account.quarantined, account.moving
+            )
 
     @property
     def open_grant(self) -> MappedGrowthGrant | None:
@@ -267,6 +301,7 @@ class MemoryGovernor:
             account.mapped += mapped
             account.owned += owned
             account.quarantined += quarantined
+            account.held = 0
             keeps = max(0, -account.unused)
             account.ledger.growth_reserved -= sources.reserved
             sources.apply_return(keeps)
@@ -296,7 +331,7 @@ class MemoryGovernor:
     def _collect(self, account: Account, nbytes: int, sources: Sources) -> int:
         """Hold what can be had; the bytes that are missing."""
         with self._lock:
-            sources.pooled = min(nbytes, account.pooled)
+            sources.pooled = account.held = min(nbytes, account.pooled)
             missing = nbytes - sources.pooled
             sources.own = min(missing, account.unused)
             missing -= sources.own
@@ -329,6 +364,7 @@ class MemoryGovernor:
     def _apply_abandon(self, account: Account, sources: Sources, ticket: Ticket) -> None:
         with self._lock:
             account.ledger.growth_reserved -= sources.reserved
+            account.held = 0
             sources.apply_return(0)
         self._turns.apply_pass(ticket)
 

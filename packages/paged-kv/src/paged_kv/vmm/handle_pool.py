@@ -109,8 +109,7 @@ class HandlePool:
             self.governor.released(self.holder, (missing - len(made)) * self.granule)
             self.apply_release(made)
             raise
-        with self._lock:
-            self._free += made
+        self._apply_pool(made)
         return missing
 
     def take(self, count: int) -> list[int]:
@@ -160,7 +159,7 @@ class HandlePool:
         with self._lock:
             self._out.difference_update(handles)
             kept = max(0, min(self.retain - len(self._free), len(handles)))
-            self._free += handles[:kept]
+        self._apply_pool(handles[:kept])
         return kept, self.apply_release(handles[kept:])
 
     def put_back(self, handles: list[int]) -> None:
@@ -186,7 +185,7 @@ class HandlePool:
             self._poisoned.update(handles)
 
     def trim(self, keep: int = 0) -> int:
-        """Release waiting handles until `keep` are left.
+        """Release waiting handles until `keep` are left; those that an open grant counts on stay.
 
         Returns:
             How many were released; those that could not be are quarantined.
@@ -198,8 +197,10 @@ class HandlePool:
         left = as_size("keep", keep, 0, INT32_MAX)
         with self.gate.memory():
             with self._lock:
-                gone = self._free[left:]
-                del self._free[left:]
+                wanted = max(0, len(self._free) - left)
+                count = self.governor.withdraw(self.holder, wanted * self.granule) // self.granule
+                gone = self._free[len(self._free) - count :]
+                del self._free[len(self._free) - count :]
             return len(gone) - self.apply_release(gone)
 
     def reclaim(self, nbytes: int) -> int:
@@ -221,7 +222,7 @@ class HandlePool:
         self.trim()
 
     def apply_release(self, handles: list[int]) -> int:
-        """Release handles that are accounted as pooled; how many could not be."""
+        """Release handles that are accounted as on the way; how many could not be."""
         failed = 0
         for handle in handles:
             try:
@@ -233,6 +234,12 @@ class HandlePool:
             else:
                 self.governor.released(self.holder, self.granule)
         return failed
+
+    def _apply_pool(self, handles: list[int]) -> None:
+        """Let handles that are on the way wait here; in the account and the list at one moment."""
+        with self._lock:
+            self._free += handles
+            self.governor.pooled(self.holder, len(handles) * self.granule)
 
     def _require_out(self, handles: list[int]) -> None:
         unknown = [handle for handle in handles if handle not in self._out]

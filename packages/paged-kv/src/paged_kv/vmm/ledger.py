@@ -1,8 +1,9 @@
 """The numbers of the governor: what a tier may hold, what is leased of it, and what each holder has.
 
 Two axes. *Mapped* bytes back addresses and are what a holder is billed for. *Owned* bytes are physical
-handles: mapped, waiting in a pool, or quarantined. A holder's allowance is a lease of the tier and covers
-what it owns: ``mapped <= owned <= allowance``, and ``used + growth_reserved <= limit``.
+handles: mapped, waiting in a pool, on the way into or out of one, or quarantined. A holder's allowance is a
+lease of the tier and covers what it owns: ``mapped <= owned <= allowance``, and ``used + growth_reserved <=
+limit``.
 """
 
 from __future__ import annotations
@@ -69,17 +70,18 @@ class TierStats:
 
 @dataclass(frozen=True, slots=True)
 class AccountStats:
-    """Bytes of one holder: leased, mapped, physically there, and of these out of service."""
+    """Bytes of one holder: leased, mapped, physically there, and of these out of service or on the way."""
 
     allowance: int
     mapped: int
     owned: int
     quarantined: int
+    moving: int
 
     @property
     def pooled(self) -> int:
         """Physical bytes that wait in a pool."""
-        return self.owned - self.mapped - self.quarantined
+        return self.owned - self.mapped - self.quarantined - self.moving
 
 
 @dataclass(slots=True)
@@ -104,6 +106,7 @@ class Account:
         floor: the allowance that is never given back by releasing handles.
         priority: who is asked first to give way: the lowest.
         reclaim: asked to give up bytes that are not owned; says how many it can spare.
+        held: pooled bytes that an open grant of the holder counts on.
     """
 
     ledger: TierLedger
@@ -114,11 +117,13 @@ class Account:
     mapped: int = 0
     owned: int = 0
     quarantined: int = 0
+    moving: int = 0
+    held: int = 0
 
     @property
     def pooled(self) -> int:
         """Physical bytes that wait in a pool."""
-        return self.owned - self.mapped - self.quarantined
+        return self.owned - self.mapped - self.quarantined - self.moving
 
     @property
     def unused(self) -> int:
