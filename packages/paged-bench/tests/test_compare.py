@@ -274,6 +274,19 @@ def test_the_worst_comes_first_and_the_terminal_shows_all():
     assert all(word in text for word in ("+100.0%", "-20.0%", "🔴", "🟢", "whole models"))
 
 
+@pytest.mark.parametrize("width", [30, 66, 110, 200])
+def test_a_narrow_terminal_still_names_the_case_and_its_change(width):
+    comparison = compare(
+        a_record({"a-case": [steady(*[100.0] * 9)]}), a_record({"a-case": [steady(*[140.0] * 9)]})
+    )
+    console = Console(width=width, file=io.StringIO())
+    show(comparison, console)
+    line = next(line for line in console.file.getvalue().splitlines() if "+40.0%" in line)
+    assert "A-Case" in line
+    assert "🔴" in line
+    assert ("100.00 µs" in line) == (width >= 66)
+
+
 def test_markup_in_a_record_stays_text():
     title = "<img src=x> | [b]bold[/b] @somebody"
     case = Case(id="a", title=title, group="g", series=(steady(*[100.0] * 9),))

@@ -20,7 +20,8 @@ from paged_bench.compare.words import (
 )
 from paged_bench.plain import plain
 
-_WIDE = 110  # columns from which on everything fits
+_WIDTHS = (66, 110)  # columns from which on more fits
+_COLUMNS = (("change",), ("base", "head", "change"), ("base", "head", "change", "95 % interval", "noise"))
 _STYLES = {
     Verdict.MUCH_SLOWER: "bold red",
     Verdict.SLOWER: "yellow",
@@ -45,16 +46,22 @@ def show(comparison: Comparison, console: Console) -> None:
 
 
 def _table(comparison: Comparison, width: int) -> Table:
-    wide = width >= _WIDE
-    names = ("base", "head", "change", "95 % interval", "noise") if wide else ("base", "head", "change")
+    names = _COLUMNS[sum(width >= least for least in _WIDTHS)]
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
-    table.add_column("case", ratio=1)
+    table.add_column("case", ratio=1, overflow="fold")
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     for row in comparison.rows:
-        figures = [time_text(row.base_us), time_text(row.head_us), change_text(row)]
-        figures += [interval_text(row), f"{row.noise:.1%}"] if wide else []
-        words = f"{row.verdict.flag} {row.verdict.word}"
-        table.add_row(words, Text(name_text(row)), *figures, style=_STYLES[row.verdict])
+        figures = {
+            "base": time_text(row.base_us),
+            "head": time_text(row.head_us),
+            "change": change_text(row),
+            "95 % interval": interval_text(row),
+            "noise": f"{row.noise:.1%}",
+        }
+        words = f"{row.verdict.flag} {row.verdict.word}" if names[1:] else row.verdict.flag
+        table.add_row(
+            words, Text(name_text(row)), *(figures[name] for name in names), style=_STYLES[row.verdict]
+        )
     return table
