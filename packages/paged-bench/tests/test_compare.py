@@ -125,6 +125,22 @@ def test_what_a_round_did_to_both_sides_is_taken_out(seed, slow):
     assert apart.noise > row.noise
 
 
+def test_host_times_of_two_processes_beside_a_gpu_are_not_judged():
+    """The blocks of a GPU run are of one process; what the next one shows of the host is another matter."""
+
+    def side(us):
+        graph = steady(*[us] * 9, what="step", timing="graph", calls=9)
+        return a_record({"a": [steady(*[us] * 9, what="step"), graph]}, kind="gpu")
+
+    base, head = side(10.0), side(20.0)
+    assert {row.timing: row.verdict for row in compare(base, head).rows} == {
+        "graph": Verdict.MUCH_SLOWER,
+        "wall": Verdict.UNCLEAR,
+    }
+    together = (record.model_copy(update={"session": "s"}) for record in (base, head))
+    assert {row.verdict for row in compare(*together).rows} == {Verdict.MUCH_SLOWER}
+
+
 def test_the_thresholds_are_those_that_are_named():
     base = steady(*[100.0] * 9)
     expected = {

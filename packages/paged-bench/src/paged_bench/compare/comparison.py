@@ -85,6 +85,7 @@ def compare(base: Record, head: Record, *, force: bool = False) -> Comparison:
 
 def _match(base: Record, head: Record) -> tuple[list[Pair], list[Unmatched]]:
     interleaved = base.session is not None and base.session == head.session
+    one_process = base.kind == "gpu" and not interleaved
     pairs: list[Pair] = []
     unmatched: list[Unmatched] = []
     for case in base.cases:
@@ -94,7 +95,7 @@ def _match(base: Record, head: Record) -> tuple[list[Pair], list[Unmatched]]:
         elif case.failed or other.failed:
             unmatched.append(_failure(case, other))
         else:
-            found, alone = _match_series(case, other, interleaved)
+            found, alone = _match_series(case, other, interleaved, one_process)
             pairs += found
             unmatched += alone
     known = {case.id for case in base.cases}
@@ -109,13 +110,16 @@ def _failure(before: Case, after: Case) -> Unmatched:
     return Unmatched(before.id, before.title, "", "", state, after.failed or before.failed or "")
 
 
-def _match_series(case: Case, other: Case, interleaved: bool) -> tuple[list[Pair], list[Unmatched]]:
+def _match_series(
+    case: Case, other: Case, interleaved: bool, one_process: bool
+) -> tuple[list[Pair], list[Unmatched]]:
     before = {(one.what, one.timing): one for one in case.series}
     after = {(one.what, one.timing): one for one in other.series}
     both = [key for key in before if key in after]
     removed = [Unmatched(case.id, case.title, *key, "removed") for key in before if key not in after]
     new = [Unmatched(case.id, other.title, *key, "new") for key in after if key not in before]
-    return [Pair(case.id, other.title, before[key], after[key], interleaved) for key in both], removed + new
+    pairs = [Pair(case.id, other.title, before[key], after[key], interleaved, one_process) for key in both]
+    return pairs, removed + new
 
 
 def _drift(base: Record, head: Record) -> float | None:
