@@ -39,7 +39,7 @@ PICTURES: dict[str, tuple[Draw, str]] = {
         growth,
         "A step of the page authority costs what it touches; attention reads the whole context.",
     ),
-    "step": (step_split, "Kernels timed apart need not add up to the step, in which they overlap."),
+    "step": (step_split, "Kernels timed apart need not add up to the step, which is launched together."),
 }
 
 

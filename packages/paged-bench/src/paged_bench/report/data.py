@@ -132,6 +132,12 @@ class Split:
     case: Case
     parts: tuple[tuple[str, float], ...]
 
+    @property
+    def step_us(self) -> float | None:
+        """Median of the whole step, microseconds."""
+        samples = self.case.samples("step", "graph")
+        return samples.median if samples else None
+
 
 def splits(records: Sequence[Record]) -> tuple[Split, ...]:
     """Return the cases whose step was timed, cut as finely as their samples allow.

@@ -51,7 +51,8 @@ def _draw_bar(canvas: Canvas, split: Split, names: Sequence[str], y: float, widt
     title = split.case.title if sizes[2:10] in split.case.title else f"{split.case.title}{sizes}"
     figures = " + ".join(f"{us:.1f}" for _, us in split.parts)
     canvas.text(12, y + 12, title, size=SMALL)
-    canvas.text(width - 12, y + 12, f"{figures} = {total:.1f} µs", size=SMALL, anchor="end", kind="muted")
+    step = f", together {split.step_us:.1f}" if split.step_us else ""
+    canvas.text(width - 12, y + 12, f"{figures}{step} µs", size=SMALL, anchor="end", kind="muted")
     for name, us in split.parts:
         part = room * us / total
         canvas.rect(
