@@ -1,5 +1,6 @@
 """The pictures: the same bytes each time, whole SVG, and nothing said by colour alone."""
 
+import itertools
 import re
 import subprocess
 import sys
@@ -133,6 +134,21 @@ def test_nothing_leaves_the_drawing(drawn):
                 left = x - {"start": 0, "middle": length / 2, "end": length}[text.get("text-anchor")]
                 assert left >= -1, (name, text.text)
                 assert left + length <= width + 1, (name, text.text)
+
+
+def test_no_text_covers_another(drawn):
+    for name, root in svgs(drawn).items():
+        boxes = []
+        for text in root.iter(f"{SVG}text"):
+            if text.get("transform") is None and text.text:
+                size, x, y = (float(text.get(key)) for key in ("font-size", "x", "y"))
+                length = text_width(text.text, size) * 0.8  # the estimate is wide
+                left = x - {"start": 0, "middle": length / 2, "end": length}[text.get("text-anchor")]
+                boxes.append((left, left + length, y - size * 0.7, y, text.text))
+        for one, other in itertools.combinations(boxes, 2):
+            beside = one[1] <= other[0] or other[1] <= one[0]
+            above = one[3] <= other[2] or other[3] <= one[2]
+            assert beside or above, (name, one, other)
 
 
 def test_no_two_series_share_a_shape_or_a_dash(drawn):
