@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from paged_bench.ab.sides import Side
 from paged_bench.cli import main
-from paged_bench.cpu.block import MOST_SAMPLES, case_id
+from paged_bench.cpu.block import MOST_SAMPLES, case_id, run_block
 from paged_bench.errors import BenchError
 from paged_bench.record import Case, Environment, Record, Samples, Suite, joined, load, tree_digest
 
@@ -233,6 +233,21 @@ def test_an_interrupt_keeps_the_finished_blocks(from_tree, tmp_path):
 )
 def test_ids_follow_from_names(name, expected):
     assert case_id("paged-kv", name) == expected
+
+
+def test_a_file_that_cannot_be_imported_costs_no_other_file(tmp_path):
+    texts = {"a": "def test_fast(benchmark):\n    benchmark(int)\n", "b": "import paged_kv.no_such_module\n"}
+    files = []
+    for name, text in texts.items():
+        files.append(tmp_path / "packages" / f"paged-{name}" / "benchmarks" / f"bench_{name}.py")
+        files[-1].parent.mkdir(parents=True)
+        files[-1].write_text(text, encoding="utf-8")
+    cases = {case.id: case for case in run_block(files)}
+    assert cases.pop("a/fast").samples() is not None
+    ((name, broken),) = cases.items()
+    assert name.startswith("b/")
+    assert broken.failed is not None
+    assert "collection failure" in broken.failed or "no_such_module" in broken.failed
 
 
 def one(name, *values, failed=None, **extra):
