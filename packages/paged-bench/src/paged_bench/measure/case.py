@@ -124,7 +124,10 @@ class CaseRun:
             timer.eager("attend+combine", attend),
         ]
         if parts.has_schedule:
-            series.insert(3, self._alone("schedule", [parts.schedule(one) for one in loop]))
+            series += [
+                self._alone("schedule", [parts.schedule(one) for one in loop]),
+                timer.graph("append+schedule", [parts.opening(one) for one in loop]),
+            ]
         self._bench.poison(first.output)
         series += [timer.eager("step", step), timer.host("step", step)]
         self._same(first, digest, "as eager calls leave it")

@@ -128,6 +128,10 @@ class StepParts:
         """Return a launch of the division of work alone."""
         return self._launch(inputs, self._schedule, settled=False)
 
+    def opening(self, inputs: InputSet) -> Launch:
+        """Return a launch of append and schedule, which run beside each other."""
+        return self._launch(inputs, [self._append, *self._schedule], settled=False)
+
     def attend(self, inputs: InputSet) -> Launch:
         """Return a launch of attend and combine on the schedule of the last run."""
         return self._launch(inputs, self._attend, settled=True)
