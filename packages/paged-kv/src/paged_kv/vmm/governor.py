@@ -164,14 +164,14 @@ class MemoryGovernor:
         sources = Sources()
         try:
             missing = self._collect(account, size, sources)
+            if not missing:
+                self._open = MappedGrowthGrant(self, holder, size, sources, ticket)
+                return self._open
         except BaseException:
             self._apply_abandon(account, sources, ticket)
             raise
-        if missing:
-            self._apply_abandon(account, sources, ticket)
-            return self._refusal(account.ledger, size, holder.name, holder.tier, size - missing)
-        self._open = MappedGrowthGrant(self, holder, size, sources, ticket)
-        return self._open
+        self._apply_abandon(account, sources, ticket)
+        return self._refusal(account.ledger, size, holder.name, holder.tier, size - missing)
 
     def claim_handles(
         self, holder: Holder, nbytes: int, *, timeout: float = GRANT_TIMEOUT
@@ -188,21 +188,17 @@ class MemoryGovernor:
         size = as_size("nbytes", nbytes, 0, MAX_BYTES)
         with self._lock:
             account = self._account(holder)
-        ticket = self._turns.take(timeout)
-        if ticket is None:
-            return self._refusal(account.ledger, nbytes, holder.name, holder.tier, 0, "open_grant")
-        with self._lock:
-            extra = max(0, size - account.unused)
-            room = account.ledger.available
-            if extra <= room:
+        with self._turns.turn(timeout) as mine:
+            if not mine:
+                return self._refusal(account.ledger, size, holder.name, holder.tier, 0, "open_grant")
+            with self._lock:
+                extra, room = max(0, size - account.unused), account.ledger.available
+                if extra > room:
+                    had = account.unused + room
+                    return self._refusal(account.ledger, size, holder.name, holder.tier, had)
                 account.apply_lease(extra)
                 account.owned += size
                 account.moving += size
-        self._turns.apply_pass(ticket)
-        if extra > room:
-            return self._refusal(
-                account.ledger, nbytes, holder.name, holder.tier, account.unused + room, "capacity"
-            )
         return None
 
     def unmapped(self, holder: Holder, nbytes: int) -> None:
@@ -318,15 +314,14 @@ class MemoryGovernor:
         self, ledger: TierLedger, nbytes: int, name: str, tier: Tier, timeout: float
     ) -> AdmissionRefused | None:
         """Lease from what nobody has; None when done."""
-        ticket = self._turns.take(timeout)
-        if ticket is None:
-            return self._refusal(ledger, nbytes, name, tier, 0, "open_grant")
-        with self._lock:
-            room = ledger.available
-            if nbytes <= room:
+        with self._turns.turn(timeout) as mine:
+            if not mine:
+                return self._refusal(ledger, nbytes, name, tier, 0, "open_grant")
+            with self._lock:
+                if nbytes > ledger.available:
+                    return self._refusal(ledger, nbytes, name, tier, ledger.available)
                 ledger.used += nbytes
-        self._turns.apply_pass(ticket)
-        return None if nbytes <= room else self._refusal(ledger, nbytes, name, tier, room)
+        return None
 
     def _collect(self, account: Account, nbytes: int, sources: Sources) -> int:
         """Hold what can be had; the bytes that are missing."""

@@ -97,10 +97,10 @@ class HandlePool:
         missing = max(0, as_size("count", count, 0, INT32_MAX) - self.count)
         if not missing:
             return 0
+        made: list[int] = []
         refused = self.governor.claim_handles(self.holder, missing * self.granule)
         if refused is not None:
             return refused
-        made: list[int] = []
         try:
             for _ in range(missing):
                 with self.gate.memory():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from paged_kv.errors import GrantOpen
@@ -42,6 +44,20 @@ class Turns:
             self._queue.remove(me)
             self._condition.notify_all()
             return None
+
+    @contextmanager
+    def turn(self, timeout: float) -> Iterator[bool]:
+        """Have the turn in this block; false when it did not come in time.
+
+        Raises:
+            GrantOpen: this thread has the turn already.
+        """
+        ticket = self.take(timeout)
+        try:
+            yield ticket is not None
+        finally:
+            if ticket is not None:
+                self.apply_pass(ticket)
 
     def apply_pass(self, ticket: Ticket) -> None:
         """Give the turn to the next in line."""
