@@ -1,11 +1,13 @@
 """A page is free only while there is memory behind it, and no page moves when the pool does."""
 
+import contextlib
+import random
 import threading
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from paged_kv import (
     CacheKey,
     CapacityDeferred,
@@ -312,16 +314,18 @@ def test_a_shrink_that_meets_new_work_puts_the_pages_back() -> None:
     scene.check()
 
 
-class PagedPoolMachine(RuleBasedStateMachine):
-    """An engine that resizes its pool at any moment, with failing driver calls, captures and replays."""
+class PoolWalk:
+    """An engine that resizes its pool at any moment, with failing driver calls, captures and replays.
 
-    @initialize(null_page=st.booleans(), retain=st.sampled_from([0, 3]), packed=st.booleans())
-    def build(self, null_page: bool, retain: int, packed: bool) -> None:
-        self.pages = PageGeometry(24, 16, null_page=null_page)
-        self.stand = VmmStand(G, backed=True, retain=retain)
+    `choose` is a `random.Random`, or hypothesis' stand-in for one.
+    """
+
+    def __init__(self, choose: random.Random) -> None:
+        self.choose = choose
+        self.pages = PageGeometry(24, 16, null_page=choose.random() < 0.5)
+        self.stand = VmmStand(G, backed=True, retain=choose.choice([0, 3]))
         geometry = paged_cache_geometry(self.pages, layers=1, kv_heads=2, head_dim=16)
-        how = BasePlacement.PACKED if packed else BasePlacement.GRANULE_ALIGNED
-        self.held = MappedStorage(geometry, self.stand.pool, how)
+        self.held = MappedStorage(geometry, self.stand.pool, choose.choice(list(BasePlacement)))
         self.stand.watch(self.held.arena)
         self.kv = KVCacheManager(self.pages, initial_blocks=self.pages.first_page, max_sequences=4)
         self.paged = PagedPool(self.kv, self.held)
@@ -330,96 +334,107 @@ class PagedPoolMachine(RuleBasedStateMachine):
         self.step: StepTransaction | None = None
         self.epochs: list[int] = []
         self.stand.driver.hold(1)
+        self.seen: set[str] = set()
 
-    blocks = st.integers(0, 24)
-    no_step = precondition(lambda self: self.step is None)
-
-    @rule(blocks=blocks, fault=st.none() | st.integers(0, 25))
-    def grow(self, blocks: int, fault: int | None) -> None:
-        before = self.paged.num_blocks
-        self.stand.driver.arm(None if fault is None else lambda number, name: number >= fault)
-        try:
-            assert self.paged.grow(max(blocks, before)).new == max(blocks, before)
-        except (DriverCallFailed, RangeQuarantined):
-            assert self.paged.num_blocks == before
-        self.stand.driver.arm(None)
-
-    @no_step
-    @rule(blocks=blocks, fault=st.none() | st.integers(0, 12))
-    def shrink(self, blocks: int, fault: int | None) -> None:
-        before = self.paged.num_blocks
-        end = min(max(blocks, self.pages.first_page), before)
-        self.stand.driver.arm(None if fault is None else lambda number, name: number == fault)
-        try:
-            done = self.paged.shrink(end)
-        except (WorkInFlight, DriverCallFailed):
-            assert self.paged.num_blocks == before
-            assert fault is not None or self.stand.driver.undone(1)
+    def act(self) -> None:
+        """Do something, and compare everything."""
+        operations = [self.grow, self.ahead, self.complete, self.complete, self.capture]
+        if self.step is None:
+            operations += [self.shrink] * 3
+            operations += [self.begin] * 4 + [self.release] if self.rows else []
         else:
+            operations += [self.replay] * 4
+        operations += [self.create] * 2 if len(self.rows) < 4 else []
+        self.choose.choice(operations)()
+        self.verify()
+
+    def blocks(self) -> int:
+        return self.choose.randint(0, 24)
+
+    @contextlib.contextmanager
+    def failing(self):
+        """Perhaps let a driver call fail, or one and all that follow."""
+        self.fault = self.choose.random() < 0.3
+        if self.fault:
+            first, on = self.choose.randint(0, 20), self.choose.random() < 0.3
+            self.stand.driver.arm(lambda number, name: number == first or (on and number > first))
+        try:
+            yield
+        finally:
+            self.stand.driver.arm(None)
+
+    def grow(self) -> None:
+        before, wanted = self.paged.num_blocks, max(self.blocks(), self.paged.num_blocks)
+        try:
+            with self.failing():
+                assert self.paged.grow(wanted).new == wanted
+        except (DriverCallFailed, RangeQuarantined) as error:
+            assert self.paged.num_blocks == before
+            self.seen.add(error.rule)
+
+    def shrink(self) -> None:
+        before = self.paged.num_blocks
+        end = min(max(self.blocks(), self.pages.first_page), before)
+        try:
+            with self.failing():
+                done = self.paged.shrink(end)
+        except (WorkInFlight, DriverCallFailed) as error:
+            assert self.paged.num_blocks == before
+            assert self.fault or self.held.arena.fence.busy() or self.stand.driver.undone(1)
+            self.seen.add(f"shrink {error.rule}")
+        else:
+            self.seen.add(type(done).__name__)
             if isinstance(done, PoolShrinkRefused):
                 assert end < done.lowest <= before
                 assert self.paged.num_blocks == before
+                if not self.stand.driver.undone(1):
+                    assert self.paged.shrink(done.lowest).new == done.lowest
             else:
                 assert self.paged.num_blocks == end
-        self.stand.driver.arm(None)
 
-    @rule(blocks=blocks)
-    def ahead(self, blocks: int) -> None:
-        try:
-            self.paged.commit_ahead(blocks, stream=2)
-        except RangeQuarantined:
-            assert self.held.arena.table.poisoned.any()
+    def ahead(self) -> None:
+        with self.failing(), contextlib.suppress(DriverCallFailed, RangeQuarantined):
+            self.paged.commit_ahead(self.blocks(), stream=2)
 
-    @precondition(lambda self: len(self.rows) < 4)
-    @rule()
     def create(self) -> None:
         self.rows += self.kv.create(1).tolist()
 
-    @no_step
-    @precondition(lambda self: self.rows)
-    @rule(data=st.data(), tokens=st.integers(1, 60))
-    def begin(self, data, tokens: int) -> None:
-        step = self.kv.begin_step([data.draw(st.sampled_from(self.rows))], tokens)
+    def begin(self) -> None:
+        step = self.kv.begin_step([self.choose.choice(self.rows)], self.choose.randint(1, 60))
         self.step = step if isinstance(step, StepTransaction) else None
+        self.seen.add(type(step).__name__)
 
-    @precondition(lambda self: self.step is not None)
-    @rule(keep=st.booleans())
-    def replay(self, keep: bool) -> None:
+    def replay(self) -> None:
         plan = self.step.plan()
         for slot in plan.slot_mapping.tolist():
             for number in range(2):  # a store to a page without memory is seen here
                 self.stand.driver.view(self.held.address_of(number) + slot * 64, 64)[:] = 7
         self.stand.driver.launch(1)
         self.held.arena.fence.record(1)
-        if keep:
+        if self.choose.random() < 0.8:
             self.step.commit()
             self.epochs.append(self.step.epoch)
         else:
             self.step.rollback()
         self.step = None
 
-    @rule()
     def complete(self) -> None:
-        self.stand.driver.finish(1)
+        self.held.arena.wait_idle()
         if self.epochs:
             self.kv.complete(self.epochs[-1])
             self.epochs.clear()
 
-    @no_step
-    @precondition(lambda self: self.rows)
-    @rule(data=st.data())
-    def release(self, data) -> None:
-        row = data.draw(st.sampled_from(self.rows))
+    def release(self) -> None:
+        row = self.choose.choice(self.rows)
         self.rows.remove(row)
         self.kv.release(row)
 
-    @rule(blocks=blocks)
-    def capture(self, blocks: int) -> None:
+    def capture(self) -> None:
         before = self.kv.digest()
         with self.stand.gate.capture():
             self.stand.driver.begin_capture(1)
             for call in (
-                lambda: self.paged.grow(max(blocks, self.paged.num_blocks)),
+                lambda: self.paged.grow(max(self.blocks(), self.paged.num_blocks)),
                 lambda: self.paged.shrink(self.pages.first_page),
             ):
                 with pytest.raises(CaptureInProgress):
@@ -427,22 +442,53 @@ class PagedPoolMachine(RuleBasedStateMachine):
             self.stand.driver.end_capture(1)
         assert self.kv.digest() == before
 
-    @invariant()
-    def holds(self) -> None:
-        if not hasattr(self, "kv"):
-            return
+    def verify(self) -> None:
         self.kv.check("full")
         self.stand.verify()
         for number in range(2):  # every page that is there has memory
             if self.kv.pool_blocks:
                 self.stand.driver.view(self.held.address_of(number), self.kv.pool_blocks * 1_024)
 
+    def end(self) -> None:
+        self.paged.close()
+        self.stand.pool.close()
+        self.stand.verify()
+        stuck = self.stand.pool.num_quarantined + self.stand.pool.num_out
+        assert self.stand.driver.num_handles == stuck, "only what could not be given back is left"
+
+
+class PagedPoolMachine(RuleBasedStateMachine):
+    @initialize(choose=st.randoms(use_true_random=False))
+    def build(self, choose) -> None:
+        self.walk = PoolWalk(choose)
+
+    @rule(choose=st.randoms(use_true_random=False))
+    def act(self, choose) -> None:
+        self.walk.choose = choose
+        self.walk.act()
+
     def teardown(self) -> None:
-        if hasattr(self, "held"):
-            self.stand.driver.finish(1)
-            self.paged.close()
-            self.stand.verify()
+        if hasattr(self, "walk"):
+            self.walk.end()
 
 
-PagedPoolMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+PagedPoolMachine.TestCase.settings = settings(
+    phases=(Phase.reuse, Phase.generate, Phase.shrink),
+    max_examples=40,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 TestPagedPoolMachine = PagedPoolMachine.TestCase
+
+
+def test_long_walks_meet_everything() -> None:
+    seen: set[str] = set()
+    for seed in range(40):
+        walk = PoolWalk(random.Random(seed))
+        for _ in range(100):
+            walk.act()
+        walk.end()
+        seen |= walk.seen
+    assert {"PoolResized", "PoolShrinkRefused", "shrink WorkInFlight", "DriverCallFailed"} <= seen
+    assert {"RangeQuarantined", "StepTransaction", "CapacityDeferred"} <= seen

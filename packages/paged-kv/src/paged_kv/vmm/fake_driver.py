@@ -381,7 +381,6 @@ class FakeVmmDriver:
             entry = home.mapped.get(at)
             if entry is None or at + self._handles[entry.handle] <= place:
                 self._refuse(name, f"{place:#x} is not mapped")
-                break
             found.append((at, entry))
             place = at + self._handles[entry.handle]
         return found
