@@ -1,8 +1,21 @@
 """What only the split path promises: a schedule shared by layers, and results that no batch changes."""
 
+import itertools
+
 import numpy as np
 from paged_cuda import Bounds, PagedAttention, Stream
-from parity import assert_close, bits, bounds_of, call_of, poisoned, reference, run, run_with, upload
+from parity import (
+    assert_close,
+    bits,
+    bounds_of,
+    call_of,
+    paths_for,
+    poisoned,
+    reference,
+    run,
+    run_with,
+    upload,
+)
 from problems import Case, build
 
 SHAPE = {"heads": 16, "head_size": 192, "v_head_size": 128}
@@ -11,7 +24,7 @@ SHAPE = {"heads": 16, "head_size": 192, "v_head_size": 128}
 def test_layers_share_a_schedule(stream: Stream) -> None:
     """Two layers of one step: other queries and caches, the same lengths."""
     layers = [build(Case((1, 3, 1), (300, 60, 1000), seed=seed, **SHAPE)) for seed in (1, 2)]
-    for kernel in ("sm80", "baseline"):
+    for kernel in paths_for(call_of(layers[0]), stream.device):
         op = PagedAttention(call_of(layers[0]), bounds_of(layers[0]), device=stream.device, kernel=kernel)
         op.prepare()
         assert_close("layers share a schedule", kernel, run_with(op, layers[0], stream), reference(layers[0]))
@@ -37,9 +50,10 @@ def test_a_fixed_split_gives_the_same_bits_in_any_batch(stream: Stream) -> None:
     for column in range(-(-2501 // block)):
         target = alone.inputs["block_table"][0, column]
         alone.inputs["key_cache"][target] = crowd.inputs["key_cache"][table[column]]
-    for options in ({"split_rows": 256}, {"split_rows": 1024}):
-        both = run(crowd, stream, "sm80", bounds=bounds, **options)
-        one = run(alone, stream, "sm80", bounds=bounds, **options)
+    tensor_cores = [kernel for kernel in paths_for(call_of(alone), stream.device) if kernel != "baseline"]
+    for kernel, rows in itertools.product(tensor_cores, (256, 1024)):
+        both = run(crowd, stream, kernel, bounds=bounds, split_rows=rows)
+        one = run(alone, stream, kernel, bounds=bounds, split_rows=rows)
         np.testing.assert_array_equal(bits(both.output[start : start + 1]), bits(one.output))
 
 

@@ -10,6 +10,7 @@ times what the driver itself needs, most of it for converting arguments that her
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -44,19 +45,19 @@ class DeviceProperties:
 
 
 class TensorMapGeometry(NamedTuple):
-    """A three-dimensional tensor of 16-bit elements as the copy engine sees it, innermost dimension first.
+    """A tensor of 16-bit elements as the copy engine sees it, innermost dimension first.
 
     Attributes:
         address: Of its first element.
         extents: Elements of each dimension.
-        strides: Bytes from one element to the next of the second and third dimension.
+        strides: Bytes from one element to the next, of every dimension but the first.
         box: Elements that one copy moves.
     """
 
     address: int
-    extents: tuple[int, int, int]
-    strides: tuple[int, int]
-    box: tuple[int, int, int]
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
 
 
 class Driver(VirtualMemory, Protocol):
@@ -160,7 +161,6 @@ _TENSOR_MAP_NO_INTERLEAVE = 0
 _TENSOR_MAP_SWIZZLE_128B = 3
 _TENSOR_MAP_L2_128B = 2
 _TENSOR_MAP_ZEROS_OUTSIDE = 0
-_UNIT_STRIDES = (ctypes.c_uint32 * 3)(1, 1, 1)
 _HOT: dict[str, tuple[type[ctypes._SimpleCData[Any]], ...]] = {
     "cuLaunchKernelEx": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
     "cuGraphLaunch": (ctypes.c_void_p, ctypes.c_void_p),
@@ -186,6 +186,16 @@ _HOT: dict[str, tuple[type[ctypes._SimpleCData[Any]], ...]] = {
 }
 
 
+class _Answers(threading.local):
+    """Where the driver writes what `run` asks of it; made once a thread."""
+
+    def __init__(self) -> None:
+        self.context = ctypes.c_void_p()
+        self.context_at = ctypes.addressof(self.context)
+        self.capture = ctypes.c_int()
+        self.capture_at = ctypes.addressof(self.capture)
+
+
 class CudaDriver(VirtualMemoryCalls):
     """The real driver."""
 
@@ -195,6 +205,9 @@ class CudaDriver(VirtualMemoryCalls):
 
         self._cuda = driver
         self._hot = {name: self._bind(library, name, types) for name, types in _HOT.items()}
+        self._get_current = self._hot["cuCtxGetCurrent"]
+        self._ask_capture = self._hot["cuStreamIsCapturing"]
+        self._answers = _Answers()
         (status,) = driver.cuInit(0)
         if int(status) != 0:
             raise NoDriver(
@@ -265,13 +278,14 @@ class CudaDriver(VirtualMemoryCalls):
 
         A thread without a context keeps this one, as it would after any call of the CUDA runtime.
         """
-        current = ctypes.c_void_p()
-        status = self._hot["cuCtxGetCurrent"](ctypes.addressof(current))
+        answers = self._answers
+        status = self._get_current(answers.context_at)
         if status:
             self._check(status, "cuCtxGetCurrent")
-        if current.value == context:
+        current = answers.context.value
+        if current == context:
             return False
-        if current.value is None:
+        if current is None:
             self._call("cuCtxSetCurrent", context)
             return False
         self.push_context(context)
@@ -365,11 +379,13 @@ class CudaDriver(VirtualMemoryCalls):
         )
         pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         config_at, pointers_at = ctypes.addressof(config), ctypes.addressof(pointers)
-        call, check = self._hot["cuLaunchKernelEx"], self._check
+        call, check, last = self._hot["cuLaunchKernelEx"], self._check, 0
 
         # The defaults keep alive what the driver reads by address.
         def launch(stream: int, _kept: object = (attribute, arguments, pointers)) -> None:
-            config.stream = stream
+            nonlocal last
+            if stream != last:
+                config.stream = last = stream
             status = call(config_at, function, pointers_at, None)
             if status:
                 check(status, "cuLaunchKernelEx")
@@ -377,15 +393,16 @@ class CudaDriver(VirtualMemoryCalls):
         return launch
 
     def encode_tensor_map(self, address: int, geometry: TensorMapGeometry) -> None:
+        rank = len(geometry.extents)
         status = self._hot["cuTensorMapEncodeTiled"](
             address,
             _TENSOR_MAP_16_BIT,
-            3,
+            rank,
             geometry.address,
-            (ctypes.c_uint64 * 3)(*geometry.extents),
-            (ctypes.c_uint64 * 2)(*geometry.strides),
-            (ctypes.c_uint32 * 3)(*geometry.box),
-            _UNIT_STRIDES,
+            (ctypes.c_uint64 * rank)(*geometry.extents),
+            (ctypes.c_uint64 * (rank - 1))(*geometry.strides),
+            (ctypes.c_uint32 * rank)(*geometry.box),
+            (ctypes.c_uint32 * rank)(*[1] * rank),
             _TENSOR_MAP_NO_INTERLEAVE,
             _TENSOR_MAP_SWIZZLE_128B,
             _TENSOR_MAP_L2_128B,
@@ -395,9 +412,11 @@ class CudaDriver(VirtualMemoryCalls):
             self._check(status, "cuTensorMapEncodeTiled")
 
     def is_capturing(self, stream: int) -> bool:
-        status = ctypes.c_int()
-        self._check(self._hot["cuStreamIsCapturing"](stream, ctypes.addressof(status)), "cuStreamIsCapturing")
-        return status.value != 0
+        answers = self._answers
+        status = self._ask_capture(stream, answers.capture_at)
+        if status:
+            self._check(status, "cuStreamIsCapturing")
+        return answers.capture.value != 0
 
     def begin_capture(self, stream: int) -> None:
         # Relaxed: the body of a capture may allocate or free on the host without breaking it.

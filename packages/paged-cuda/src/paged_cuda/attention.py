@@ -286,12 +286,16 @@ class PagedAttention:
     def _launch(self, arrays: tuple[object, ...], stream: int, reuse_schedule: bool) -> None:
         if self._params.tokens == 0:
             return
-        driver = self.device.driver
-        others = driver.enter_context(self.device.context)
+        device = self.device
+        driver = device.driver
+        others = driver.enter_context(device.context)
         try:
             if not graph.retain(self, arrays) and self._loose and driver.is_capturing(stream):
                 _immortal.append((self._workspace, self._violations))
                 self._loose = False
+            if self._map_plan is not None and self._maps_stale:
+                self._map_plan.encode(self._maps, driver, self._params)
+                self._maps_stale = False
             self._params.schedule_settled = reuse_schedule
             for launch in self._settled_launchers if reuse_schedule else self._launchers:
                 launch(stream)

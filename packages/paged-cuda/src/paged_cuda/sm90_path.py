@@ -10,15 +10,18 @@ from paged_cuda.bounds import INT32_MAX, Bounds
 from paged_cuda.errors import ArgumentMismatch
 from paged_cuda.launch_plan import LaunchSpec, PathOptions, PathPlan
 from paged_cuda.signature import element_type
-from paged_cuda.sm90_shape import MAX_SLABS, MAX_V_HEAD_SIZE, ROW_TILE, HopperShape, shape_for
-from paged_cuda.split_plan import SplitSizes, split_plan
+from paged_cuda.sm90_shape import MAX_SLABS, MAX_V_HEAD_SIZE, ROW_TILE, HopperShape, shape_for, slabs_of
+from paged_cuda.split_plan import SplitSizes, padded_v_head_size, split_plan
 from paged_cuda.tensor_maps import SLAB_CHANNELS, MapPlan
 
 if TYPE_CHECKING:
     from paged_schema import Call
 
-NARROW_ROWS = 32  # of a request, up to which `sm80` is measured to be faster
 TWO_TERM_KEYS = 1023  # of an item, up to which the default adds the second term of the weights
+_MIN_ROWS = 128
+# From how many query rows of a request on this path is faster than `sm80`, by padded value columns: what the
+# records h200-standard-sm80.json and h200-standard-sm90.json show; a test holds it to them.
+FEWEST_ROWS = {128: 1, 256: 17, 384: 17, 512: 17}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +65,11 @@ class HopperPath:
         def attend(sizes: SplitSizes) -> LaunchSpec:
             return LaunchSpec(
                 shape.signature(element_type(call), head_size, v_head_size),
-                (sizes.slices * sizes.row_tiles, 1, 1),
+                (sizes.row_tiles, sizes.slices, 1),
                 (shape.threads, 1, 1),
                 shape.shared_bytes(head_size, v_head_size),
                 programmatic=True,
-                maps=MapPlan(shape.kv_tile, first, width, terms),
+                maps=MapPlan(shape.kv_tile, slabs_of(head_size, v_head_size), first, width, terms),
             )
 
         return split_plan(
@@ -77,14 +80,16 @@ class HopperPath:
             multiprocessors=properties.multiprocessors,
             blocks_per_multiprocessor=1,
             split_rows=options.split_rows,
+            min_rows=_MIN_ROWS,
             query_channels=(first, width),
             description=f"row tile {ROW_TILE}, KV tile {shape.kv_tile}, {shape.stages} stages, wgmma",
         )
 
     def yields(self, call: Call, bounds: Bounds) -> str | None:
-        """Return why another path is measured to be faster, or None (docs/measurements/)."""
+        """Return why another path is measured to be faster, or None."""
         rows = call.num_heads * max(1, bounds.max_tokens // bounds.max_batch)
-        return None if rows > NARROW_ROWS else f"{rows} query rows fill too little of a {ROW_TILE}-row tile"
+        fewest = FEWEST_ROWS[padded_v_head_size(call.v_head_size or 0)]
+        return None if rows >= fewest else f"{rows} query rows a request, measured to gain from {fewest} on"
 
     def _shape(self, call: Call, properties: DeviceProperties) -> HopperShape | None:
         return shape_for(call.head_size or 0, call.v_head_size or 0, properties.shared_bytes)

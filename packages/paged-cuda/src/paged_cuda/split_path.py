@@ -27,6 +27,9 @@ def _row_tile(call: Call, bounds: Bounds) -> int:
     return 16 if rows <= 16 else 32
 
 
+_MIN_ROWS = 64
+
+
 @dataclass(frozen=True, slots=True)
 class SplitPath:
     """mma.sync tensor cores, sm_80 and later, head sizes up to 640."""
@@ -75,6 +78,7 @@ class SplitPath:
             multiprocessors=properties.multiprocessors,
             blocks_per_multiprocessor=shape.blocks_per_multiprocessor,
             split_rows=options.split_rows,
+            min_rows=_MIN_ROWS,
             query_channels=(call.rotary_offset, call.rotary_dim or 0) if call.rotary else (0, 0),
             description=_describe(shape),
         )

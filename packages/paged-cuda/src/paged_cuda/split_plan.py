@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from paged_schema import Call
 
 MAX_SLICES = 1024  # what the schedule kernel keeps in shared memory
-_MIN_ROWS = 64  # KV rows of a slice: below, the partial costs more than the rows
 COMBINE_THREADS = 128
 _COMBINE_BLOCKS = (
     2  # blocks of the combine kernel a multiprocessor: one waits beside attend, one comes after it
@@ -131,6 +130,7 @@ def split_plan(
     multiprocessors: int,
     blocks_per_multiprocessor: int,
     split_rows: int,
+    min_rows: int,
     query_channels: tuple[int, int],
     description: str,
 ) -> PathPlan:
@@ -144,6 +144,7 @@ def split_plan(
         multiprocessors: Of the GPU.
         blocks_per_multiprocessor: Blocks of the attend kernel that run at once on one.
         split_rows: KV rows of a part under a fixed split, else 0.
+        min_rows: KV rows of a slice, below which its partial costs more than its rows.
         query_channels: First and number of the channels of a query head that append writes, rotated, for the
             kernel; (0, 0): none.
         description: The tiles, in words.
@@ -186,7 +187,7 @@ def split_plan(
         "row_tiles": sizes.row_tiles,
         "row_tile": tiles.row_tile,
         "kv_tile_shift": tiles.kv_tile.bit_length() - 1,
-        "min_tiles": max(1, _MIN_ROWS // tiles.kv_tile),
+        "min_tiles": max(1, min_rows // tiles.kv_tile),
         "chunk": sizes.chunk,
         "max_items": sizes.max_items,
         "max_parts": sizes.slots if sizes.chunk else 0,

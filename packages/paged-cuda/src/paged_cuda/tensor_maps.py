@@ -1,7 +1,8 @@
 """What the copy engine of sm_90 is told of an operator's arrays, encoded on the host for each set of them.
 
-Mirrors `kernels/layout/tensor_maps.cuh`; a CPU test compares the two layouts. Rows are fetched as boxes of 64
-channels. Nothing is fetched outside a tensor: such channels, rows and pages arrive as zeros.
+Mirrors `kernels/layout/tensor_maps.cuh`; a CPU test compares the two layouts. Rows are fetched in slabs of
+64 channels, all at once where the channels divide and a box fills its tile. Nothing is fetched outside a
+tensor: such channels, rows and pages arrive as zeros.
 """
 
 from __future__ import annotations
@@ -16,22 +17,24 @@ from paged_cuda.params import AttentionParams
 SLAB_CHANNELS = 64
 _MAP_BYTES = 128
 _ALIGNMENT = 64
-_QUERY_BOX_ROWS = 32
+_INTEGERS = (
+    "cache_slabs",
+    "single_slabs",
+    "query_box",
+    "query_rows",
+    "rotary_slab",
+    "rotary_slabs",
+    "two_term_keys",
+)
 
 
 class TensorMaps(ctypes.Structure):
     """The second argument of the sm_90 kernel."""
 
     _fields_ = (
-        ("key_cache", ctypes.c_uint8 * _MAP_BYTES),
-        ("query", ctypes.c_uint8 * _MAP_BYTES),
-        ("query_rotary", ctypes.c_uint8 * _MAP_BYTES),
-        ("query_box", ctypes.c_int32),
-        ("query_rows", ctypes.c_int32),
-        ("rotary_slab", ctypes.c_int32),
-        ("rotary_slabs", ctypes.c_int32),
-        ("two_term_keys", ctypes.c_int32),
-        ("pad_to_64", ctypes.c_int32 * 11),
+        *((name, ctypes.c_uint8 * _MAP_BYTES) for name in ("key_cache", "query", "query_rotary")),
+        *((name, ctypes.c_int32) for name in _INTEGERS),
+        ("pad_to_64", ctypes.c_int32 * (-len(_INTEGERS) % 16)),
     )
 
 
@@ -46,51 +49,83 @@ class MapPlan:
     """What is fixed about an operator's maps.
 
     Attributes:
-        kv_tile: KV rows of a tile of the kernel.
+        kv_tile: KV rows of a tile of the kernel, and rows of a stage that carries a query.
+        cache_slabs: 64-channel slabs of a row in shared memory.
         rotary_first: First channel that append writes to its own rows of rotated channels.
         rotary_width: How many; 0: none.
         two_term_keys: Items with at most so many keys use two-term weights.
     """
 
     kv_tile: int
+    cache_slabs: int
     rotary_first: int
     rotary_width: int
     two_term_keys: int
 
     def encode(self, maps: TensorMaps, driver: Driver, params: AttentionParams) -> None:
         """Describe the arrays of a run, whose extents and addresses `params` holds already."""
-        heads, head_size, tokens = params.num_heads, params.head_size, params.tokens
+        at = ctypes.addressof(maps)
+        self._encode_cache(maps, at, driver, params)
+        heads, tokens, first, width = params.num_heads, params.tokens, self.rotary_first, self.rotary_width
+        slabs, rotated = -(-params.head_size // SLAB_CHANNELS), -(-width // SLAB_CHANNELS)
+        # Dense queries are one list of rows. Otherwise a box may not pass from one token to the next.
+        dense = tokens == 1 or params.query_stride == heads * params.head_size
+        box = self.kv_tile if dense else math.gcd(heads, self.kv_tile)
+        rows, planes = (tokens * heads, 1) if dense else (heads, tokens)
+        # One copy for all plain slabs and one for all rotated ones, where the latter come last.
+        ends = rotated == 0 or first // SLAB_CHANNELS + rotated == slabs
+        single = params.head_size % SLAB_CHANNELS > 0 or box < self.kv_tile or not ends
+
+        def query_map(address: int, channels: int, token_stride: int) -> TensorMapGeometry:
+            return _rows(address, channels, (rows, planes), (channels, token_stride), box, single=single)
+
+        driver.encode_tensor_map(
+            at + _MAP_BYTES,
+            query_map(params.query, params.head_size, params.query_stride)
+            if single or rotated in (0, slabs)
+            else query_map(params.query, first, params.query_stride)._replace(
+                strides=(2 * params.head_size, 2 * SLAB_CHANNELS, 2 * max(params.query_stride, 8))
+            ),
+        )
+        if rotated:
+            driver.encode_tensor_map(
+                at + 2 * _MAP_BYTES, query_map(params.query_rotary, width, heads * width)
+            )
+        maps.single_slabs, maps.query_box, maps.query_rows = int(single), box, rows
+        maps.rotary_slab, maps.rotary_slabs = first // SLAB_CHANNELS, rotated
+        maps.two_term_keys = self.two_term_keys
+
+    def _encode_cache(self, maps: TensorMaps, at: int, driver: Driver, params: AttentionParams) -> None:
         block_size, blocks = 1 << params.block_shift, params.num_blocks
-        row_bytes = 2 * params.row_stride
+        box = min(block_size, self.kv_tile)
+        single = params.head_size % SLAB_CHANNELS > 0 or box < self.kv_tile
         # A cache of no block has no address, and the stride of a single block says nothing. No box lies in
         # the one, or crosses the other.
-        cache = TensorMapGeometry(
+        page_stride = params.page_stride if blocks > 1 else block_size * params.row_stride
+        geometry = _rows(
             params.key_cache if blocks else params.query,
-            (head_size, block_size, max(1, blocks)),
-            (row_bytes, 2 * params.page_stride if blocks > 1 else block_size * row_bytes),
-            (SLAB_CHANNELS, min(block_size, self.kv_tile), 1),
+            params.head_size,
+            (block_size, max(1, blocks)),
+            (params.row_stride, page_stride),
+            box,
+            single=single,
         )
-        # Dense queries are one list of rows. Otherwise a box may not pass from one token to the next.
-        dense = tokens == 1 or params.query_stride == heads * head_size
-        box = _QUERY_BOX_ROWS if dense else math.gcd(heads, _QUERY_BOX_ROWS)
-        rows, planes = (tokens * heads, 1) if dense else (heads, tokens)
+        if (
+            not single
+        ):  # the kernel's rows hold whole groups of value columns, which may be wider than the key
+            geometry = geometry._replace(box=(*geometry.box[:2], self.cache_slabs, 1))
+        driver.encode_tensor_map(at, geometry)
+        maps.cache_slabs = 1 if single else self.cache_slabs
 
-        def query_map(address: int, width: int, token_stride: int) -> TensorMapGeometry:
-            stride = 2 * (rows * width if dense else token_stride)
-            return TensorMapGeometry(
-                address, (width, rows, planes), (2 * width, stride), (SLAB_CHANNELS, box, 1)
-            )
 
-        driver.encode_tensor_map(ctypes.addressof(maps), cache)
-        driver.encode_tensor_map(
-            ctypes.addressof(maps) + _MAP_BYTES, query_map(params.query, head_size, params.query_stride)
-        )
-        if self.rotary_width:
-            driver.encode_tensor_map(
-                ctypes.addressof(maps) + 2 * _MAP_BYTES,
-                query_map(params.query_rotary, self.rotary_width, heads * self.rotary_width),
-            )
-        maps.query_box, maps.query_rows = box, rows
-        maps.rotary_slab = self.rotary_first // SLAB_CHANNELS
-        maps.rotary_slabs = -(-self.rotary_width // SLAB_CHANNELS)
-        maps.two_term_keys = self.two_term_keys
+def _rows(
+    address: int, channels: int, extents: tuple[int, int], strides: tuple[int, int], box: int, *, single: bool
+) -> TensorMapGeometry:
+    """Describe rows in planes; strides in elements, the plane's at least one unit for planes of no extent."""
+    slabs = channels // SLAB_CHANNELS
+    return TensorMapGeometry(
+        address,
+        (channels if single else SLAB_CHANNELS, extents[0], 1 if single else slabs, extents[1]),
+        (2 * strides[0], 2 * SLAB_CHANNELS, 2 * max(strides[1], 8)),
+        (SLAB_CHANNELS, box, 1 if single else slabs, 1),
+    )

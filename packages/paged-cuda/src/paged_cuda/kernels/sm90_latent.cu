@@ -67,13 +67,17 @@ constexpr int kFragmentOffset = kGrewOffset + 2 * kScoreWarps * 4;
 constexpr int kFragmentBytes = 64;
 constexpr int kBarrierOffset = kFragmentOffset + kFragments * kFragmentBytes;
 constexpr int kMappedOffset = kBarrierOffset + 8 * (2 * STAGES + 4);
-constexpr int kSharedBytes = kMappedOffset + (STAGES + 1) / 2 * 8;
+constexpr int kStartCount = 2;   // words of a SliceStart: item, offset, count, ..., the item from 4 on
+constexpr int kCountOffset = kMappedOffset + 4 * STAGES;
+constexpr int kSharedBytes = kCountOffset + 8;
 
 static_assert(kSharedBytes == SHARED_BYTES, "the host asks for what the kernel lays out");
 static_assert(KV_TILE == 32 || KV_TILE == 64, "tiles that the wrappers know");
 static_assert(kHeld >= 1 && kKept >= 0 && kQuerySlabs <= 9 && kVPadded <= 512, "registers");
 static_assert(STAGES > kQueryStages, "a query and a key tile");
 static_assert(2 * kFragments > STAGES + 2, "records outlive the outputs of their fragment");
+
+__device__ __forceinline__ bool likely(bool x) { return __builtin_expect(x, true); }
 
 constexpr int steps_of(int slab) { return slab * 64 + 64 <= HEAD_SIZE ? 4 : (HEAD_SIZE - slab * 64 + 15) / 16; }
 
@@ -136,14 +140,11 @@ struct Walk {
   int words, next_words;     // of this item and the next
   int pages, pages_ahead;    // the current entries, and those of the next chunk or of the next item
 
-  __device__ explicit Walk(const AttentionParams& params) : p(params) {
-    const int lane = lane_now();
-    const i32* const start = (const i32*)(p.starts + blockIdx.x / p.row_tiles);
-    const int word = lane < 16 ? start[lane] : 0;
-    index = __shfl_sync(~0u, word, 0);
-    left = __shfl_sync(~0u, word, 2);
-    words = __shfl_sync(~0u, word, (lane & 7) + 4);
-    enter(__shfl_sync(~0u, word, 1));
+  __device__ Walk(const AttentionParams& params, int start_word) : p(params) {
+    index = __shfl_sync(~0u, start_word, 0);
+    left = __shfl_sync(~0u, start_word, kStartCount);
+    words = __shfl_sync(~0u, start_word, (lane_now() & 7) + 4);
+    enter(__shfl_sync(~0u, start_word, 1));
     pages = entries(words, chunk_of(tile));
   }
   __device__ __forceinline__ static int field(int words, int k) { return __shfl_sync(~0u, words, k); }
@@ -192,8 +193,8 @@ __device__ __forceinline__ void describe(const Walk& walk, u32 record, int tiles
   const int tile_first = walk.tile_end - walk.tiles(), part = walk.part();
   const bool whole = walk.tile == tile_first && walk.tile + tiles == walk.tile_end;
   int slot = -1;
-  if (!whole) slot = p.chunk ? part + walk.tile / p.chunk - tile_first / p.chunk : 2 * (int)(blockIdx.x / p.row_tiles) + (first_fragment ? 0 : 1);
-  const int tile_row = blockIdx.x % p.row_tiles * kRows, k = lane_now();
+  if (!whole) slot = p.chunk ? part + walk.tile / p.chunk - tile_first / p.chunk : 2 * (int)blockIdx.y + (first_fragment ? 0 : 1);
+  const int tile_row = blockIdx.x * kRows, k = lane_now();
   int word = walk.words;
   if (k == kRow0 || k == kFirst) word += tile_row;
   if (k == kLiveRows) word -= tile_row;
@@ -205,22 +206,28 @@ __device__ __forceinline__ void describe(const Walk& walk, u32 record, int tiles
   __syncwarp();
 }
 
-// The query goes through the ring in front of its keys: prefetched in order, never behind a full ring of keys.
+// The query goes through the ring in front of its keys: prefetched in order, never behind a full ring of keys. Slabs before and
+// behind the rotated ones come from the query, those from the rows that append rotated.
 __device__ __forceinline__ void load_query(const Walk& walk, const TensorMaps& maps, u32 stage, u32 full, int first_row) {
-  const u32 row0 = walk.row0() + blockIdx.x % walk.p.row_tiles * kRows + first_row;
+  const u32 row0 = walk.row0() + blockIdx.x * kRows + first_row;
+  if (likely(!maps.single_slabs)) {
+    const u32 token = row0 < (u32)maps.query_rows ? 0 : row0 / (u32)maps.query_rows, y = row0 - token * maps.query_rows;
+    const int lane = lane_now();
+    if (lane == 0 && maps.rotary_slabs < kQuerySlabs) copy_box(stage, maps.query, full, 0, y, 0, token);
+    if (lane == 1 && maps.rotary_slabs > 0) copy_box(stage + maps.rotary_slab * kSlabBytes, maps.query_rotary, full, 0, y, 0, token);
+    return;
+  }
 #pragma unroll 1
   for (int k = lane_now(); k < kQuerySlabs * (KV_TILE / maps.query_box); k += 32) {
-    const int slab = k % kQuerySlabs, row = k / kQuerySlabs * maps.query_box;
-    const u32 token = row0 + row < (u32)maps.query_rows ? 0 : (row0 + row) / (u32)maps.query_rows, y = row0 + row - token * maps.query_rows;
-    const int rotary = slab - maps.rotary_slab;
+    const int slab = k % kQuerySlabs, row = k / kQuerySlabs * maps.query_box, rotary = slab - maps.rotary_slab;
+    const u32 token = (row0 + row) / (u32)maps.query_rows, y = row0 + row - token * maps.query_rows;
     const bool rotated = (u32)rotary < (u32)maps.rotary_slabs;
-    copy_box(stage + slab * kSlabBytes + row * 128, rotated ? maps.query_rotary : maps.query, full, (rotated ? rotary : slab) * 64, y, token);
+    copy_box(stage + slab * kSlabBytes + row * 128, rotated ? maps.query_rotary : maps.query, full, (rotated ? rotary : slab) * 64, y, 0, token);
   }
 }
 
-__device__ __forceinline__ void load(const AttentionParams& p, const TensorMaps& maps, const Shared& shared) {
-  if (lane_now() < 3) prefetch_tensor_map(lane_now() == 0 ? maps.key_cache : lane_now() == 1 ? maps.query : maps.query_rotary);
-  Walk walk(p);
+__device__ __forceinline__ void load(const AttentionParams& p, const TensorMaps& maps, const Shared& shared, int start_word) {
+  Walk walk(p, start_word);
   wait_for_previous_kernels();
   Ring ring;
   ring.phase = 1;
@@ -240,7 +247,8 @@ __device__ __forceinline__ void load(const AttentionParams& p, const TensorMaps&
     bool new_chunk = true;
 #pragma unroll 1
     while (walk.tile < stop) {
-      const int lane = lane_now(), box = min(1 << p.block_shift, KV_TILE), row = lane / kSlabs * box, page = walk.page_at(row);
+      const int lane = lane_now(), box = min(1 << p.block_shift, KV_TILE), slabs = maps.cache_slabs;
+      const int row = slabs == 1 ? lane / kSlabs * box : lane * box, page = walk.page_at(row);
       const u32 mapped = __ballot_sync(~0u, walk.page_at(lane * 16 % KV_TILE) >= 0) & ((1u << KV_TILE / 16) - 1);
       barrier_wait(shared.empty(ring.stage), ring.phase);
       if (lane == 0) {
@@ -248,9 +256,11 @@ __device__ __forceinline__ void load(const AttentionParams& p, const TensorMaps&
         barrier_arrive_expecting(shared.full(ring.stage), kStageBytes);
       }
       __syncwarp();
-      if (row < KV_TILE)
-        copy_box(shared.stage(ring.stage) + lane % kSlabs * kSlabBytes + row * 128, maps.key_cache, shared.full(ring.stage), lane % kSlabs * 64,
-                 (walk.tile * KV_TILE + row) & ((1 << p.block_shift) - 1), page);
+      if (row < KV_TILE) {
+        const int slab = slabs == 1 ? lane % kSlabs : 0;
+        copy_box(shared.stage(ring.stage) + slab * kSlabBytes + row * 128, maps.key_cache, shared.full(ring.stage), slab * 64,
+                 (walk.tile * KV_TILE + row) & ((1 << p.block_shift) - 1), 0, page);
+      }
       ring.advance();
       if (new_chunk) walk.look_ahead();
       walk.left--;
@@ -294,7 +304,6 @@ struct Scorer {
   const AttentionParams& p;
   const Shared shared;
   const int thread, lane, warp, row;      // the first of the thread's two rows, eight apart
-  const u32 opaque;                       // a value that the compiler cannot know
   // Logits in base 2 are score * factor. Where that keeps their order and their range, the factor is applied with the
   // exponential and `slope` is the factor; else it is applied first and the slope is 1.
   const float factor, slope;
@@ -302,18 +311,11 @@ struct Scorer {
   Buffers buffers;
   float top0, top1, sum0, sum1, rescale0, rescale1;   // the maximum followed, this thread's share of the sum
   float new0, new1;
-  u32 weights[4], remainder[4];                       // an A fragment in the making
+  u32 weights[kScores / 2];                           // A fragments
   int position;                                       // of the tile that the softmax is at
   int kv_end, clean_begin, clean_end;                 // keys of the item; keys that every row sees
-  u32 mapped, mapped_ahead;                           // 16-row groups whose pages exist: of that tile and the next
+  u32 mapped;                                         // its 16-row groups whose pages exist
   bool grew;
-
-  // Keeps the compiler from moving the softmax across the wgmma between which it was written: a loop that never runs ends
-  // the basic block.
-  __device__ __forceinline__ void stay() const {
-    u32 z = opaque;
-    while (z == 0x7fffffffu) z = load_s32(shared.base + kFragmentOffset);
-  }
 
   __device__ __forceinline__ void enter(u32 fragment) {
     position = Shared::word(fragment, kPosition);
@@ -329,9 +331,7 @@ struct Scorer {
   // Waits for a tile of keys and zeroes the rows of it that the item must not see.
   __device__ __forceinline__ void acquire_keys(int kv_begin, int tile_position) {
     barrier_wait(shared.full(ring.stage), ring.phase);
-    mapped = mapped_ahead;
-    mapped_ahead = load_s32(shared.mapped(ring.stage));
-    if (tile_position >= kv_begin && tile_position + KV_TILE <= kv_end) return;
+    if (likely(tile_position >= kv_begin && tile_position + KV_TILE <= kv_end)) return;
     const int dead_before = max(kv_begin - tile_position, 0), first_behind = max(min(kv_end - tile_position, KV_TILE), dead_before);
     const int dead = dead_before + KV_TILE - first_behind;
 #pragma unroll 1
@@ -343,8 +343,13 @@ struct Scorer {
     meet_score_warps();
   }
 
+  // Reads which pages of the tile in the ring exist; where the tensor cores have enough to do, as the value is waited for.
+  __device__ __forceinline__ void look_at_pages() { mapped = load_s32(shared.mapped(ring.stage)); }
+
   // Turns scores into what the exponential takes, masked.
   __device__ __forceinline__ void finish_scores(float* s, u32 fragment) {
+    const bool clean = position >= clean_begin && position + KV_TILE <= clean_end && mapped == (1u << KV_TILE / 16) - 1;
+    if (likely(clean && slope != 1.f)) return;
     if (slope == 1.f) {
       if (p.softcap > 0.f) {
 #pragma unroll
@@ -354,7 +359,7 @@ struct Scorer {
         for (int j = 0; j < kScores; j++) s[j] *= factor;
       }
     }
-    if (position >= clean_begin && position + KV_TILE <= clean_end && mapped == (1u << KV_TILE / 16) - 1) return;
+    if (clean) return;
     const int past = Shared::word(fragment, kPast), first = Shared::word(fragment, kFirst) + row;
     const int at0 = past + (u32)first / (u32)p.num_heads, at1 = past + (u32)(first + 8) / (u32)p.num_heads;
     const int from0 = visible_begin(at0, p.local_window_size) - position, from1 = visible_begin(at1, p.local_window_size) - position;
@@ -391,31 +396,37 @@ struct Scorer {
     sum0 *= rescale0;
     sum1 *= rescale1;
   }
-  // Weights of n8 column block `block`; every second one completes an A fragment, which goes to shared memory.
-  template <int kTerms>
-  __device__ __forceinline__ void weigh(const float* s, int block) {
+  // Weights of n8 column block `block`. `s` keeps them in float32.
+  __device__ __forceinline__ void weigh(float* s, int block) {
     const float low0 = -top0 * slope, low1 = -top1 * slope;
-    const float a = exp2_fast(fmaf(s[4 * block], slope, low0)), b = exp2_fast(fmaf(s[4 * block + 1], slope, low0));
-    const float c = exp2_fast(fmaf(s[4 * block + 2], slope, low1)), d = exp2_fast(fmaf(s[4 * block + 3], slope, low1));
-    sum0 += a + b;
-    sum1 += c + d;
-    const int h = block & 1;
-    weights[2 * h] = pack_pair(a, b);
-    weights[2 * h + 1] = pack_pair(c, d);
-    if constexpr (kTerms == 2) {
-      const float2 x = unpack_pair(weights[2 * h]), y = unpack_pair(weights[2 * h + 1]);
-      remainder[2 * h] = pack_pair(a - x.x, b - x.y);
-      remainder[2 * h + 1] = pack_pair(c - y.x, d - y.y);
-    }
-    if (block == 1) barrier_wait(shared.weights_empty(buffers.buffer), buffers.phase ^ 1);
-    if (h) {
-      const u32 chunk = (KV_TILE == 32 ? buffers.buffer * 4 : 0) + (block >> 1) * 2 + (lane >> 4);
-      const u32 at = shared.base + kWeightOffset + (KV_TILE == 64 ? buffers.buffer * 8192 : 0) + (warp * 16 + (lane >> 3 & 1) * 8 + (lane & 7)) * 128 +
-                     ((chunk ^ (lane & 7)) << 4);
-      store_matrix_x4(at, weights);
-      if constexpr (kTerms == 2) store_matrix_x4(at + kWeightBytes, remainder);
+    float* const w = s + 4 * block;
+    w[0] = exp2_fast(fmaf(w[0], slope, low0));
+    w[1] = exp2_fast(fmaf(w[1], slope, low0));
+    w[2] = exp2_fast(fmaf(w[2], slope, low1));
+    w[3] = exp2_fast(fmaf(w[3], slope, low1));
+    sum0 += w[0] + w[1];
+    sum1 += w[2] + w[3];
+    weights[2 * block] = pack_pair(w[0], w[1]);
+    weights[2 * block + 1] = pack_pair(w[2], w[3]);
+  }
+  __device__ __forceinline__ void store_weights(int term) {
+#pragma unroll
+    for (int k = 0; k < KV_TILE / 16; k++) {
+      const u32 chunk = (KV_TILE == 32 ? buffers.buffer * 4 : 0) + k * 2 + (lane >> 4);
+      const u32 at = shared.base + kWeightOffset + term * kWeightBytes + (KV_TILE == 64 ? buffers.buffer * 8192 : 0) +
+                     (warp * 16 + (lane >> 3 & 1) * 8 + (lane & 7)) * 128 + ((chunk ^ (lane & 7)) << 4);
+      store_matrix_x4(at, weights + 4 * k);
     }
   }
+  // What rounding the weights left over.
+  __device__ __forceinline__ void take_remainder(const float* s) {
+#pragma unroll
+    for (int k = 0; k < kScores / 2; k++) {
+      const float2 w = unpack_pair(weights[k]);
+      weights[k] = pack_pair(s[2 * k] - w.x, s[2 * k + 1] - w.y);
+    }
+  }
+  __device__ __forceinline__ void await_buffer() { barrier_wait(shared.weights_empty(buffers.buffer), buffers.phase ^ 1); }
   __device__ __forceinline__ void store_rescale(bool first) {
     if (grew && (lane & 3) == 0) {
       const u32 at = shared.base + kRescaleOffset + (buffers.buffer * kRows + row) * 4;
@@ -444,7 +455,7 @@ struct Scorer {
     const int row0 = Shared::word(fragment, kRow0), rows = Shared::word(fragment, kLiveRows), slot = Shared::word(fragment, kSlot);
     const float lse0 = top0 * slope + log2_fast(sum0), lse1 = top1 * slope + log2_fast(sum1);
     if (slot >= 0) {
-      float* const lse = p.partial_lse + ((i64)slot * p.row_tiles + blockIdx.x % p.row_tiles) * kRows + row;
+      float* const lse = p.partial_lse + ((i64)slot * p.row_tiles + blockIdx.x) * kRows + row;
       if (row < rows) lse[0] = sum0 > 0.f ? lse0 : kStartMax;
       if (row + 8 < rows) lse[8] = sum1 > 0.f ? lse1 : kStartMax;
     } else if (p.lse) {
@@ -488,15 +499,54 @@ struct Scorer {
   }
 };
 
-// The tiles of one fragment.
-template <int kTerms>
-__device__ __forceinline__ void score_fragment(Scorer& x, u32 fragment, const u32* query, u64 kept, u64 keys_base) {
-  float even[kScores], odd[kScores];
-  const AttentionParams& p = x.p;
-  const int tiles = Shared::word(fragment, kTiles);
+// The products of one tile's scores, all slabs.
+__device__ __forceinline__ void multiply_tile(float* s, const Scorer& x, const u32* query, u64 kept, u64 keys_base) {
+  const u64 keys = keys_base + (u64)(x.ring.stage * (kStageBytes >> 4));
+  warpgroup_fence();
+  unrolled<0, kQuerySlabs>([&](auto k) { multiply_slab<decltype(k)::value>(s, query, kept, keys); });
+  warpgroup_commit();
+}
 
-  // Scores of the next tile while the softmax of this one is worked off between the slabs.
-  auto step = [&](float* next, float* current, int t) {
+// The softmax of a tile whose scores nothing follows yet.
+template <int kTerms>
+__device__ __forceinline__ void finish_tile(Scorer& x, float* s, u32 fragment, bool first, bool last) {
+  warpgroup_wait<0>();
+  x.finish_scores(s, fragment);
+  x.find_maximum(s);
+  x.follow_maximum();
+#pragma unroll
+  for (int block = 0; block < kScores / 4; block++) x.weigh(s, block);
+  x.await_buffer();
+  x.store_weights(0);
+  if constexpr (kTerms == 2) {
+    x.take_remainder(s);
+    x.store_weights(1);
+  }
+  x.store_rescale(first);
+  if (last) x.finish_rows(fragment);
+  x.hand_over();
+}
+
+// The tiles of a fragment with two-term weights, one after the other: the outputs are the slower role then.
+__device__ __forceinline__ void score_two_terms(Scorer& x, u32 fragment, const u32* query, u64 kept, u64 keys_base, int kv_begin) {
+  const int tiles = Shared::word(fragment, kTiles);
+  float s[kScores];
+#pragma unroll 1
+  for (int t = 0; t < tiles; t++) {
+    x.acquire_keys(t == 0 ? kv_begin : 0, x.position);
+    multiply_tile(s, x, query, kept, keys_base);
+    x.look_at_pages();
+    x.ring.advance();
+    finish_tile<2>(x, s, fragment, t == 0, t == tiles - 1);
+  }
+}
+
+// The tiles of a fragment with one-term weights: the softmax of a tile is worked off between the slabs of the next.
+__device__ __forceinline__ void score_one_term(Scorer& x, u32 fragment, const u32* query, u64 kept, u64 keys_base, int kv_begin) {
+  float even[kScores], odd[kScores];
+  int left = Shared::word(fragment, kTiles);
+  bool first = true;
+  auto step = [&](float* next, float* current) {
     x.acquire_keys(0, x.position + KV_TILE);   // keys before the first visible one are in the first tile
     const u64 keys = keys_base + (u64)(x.ring.stage * (kStageBytes >> 4));
     warpgroup_fence();
@@ -504,62 +554,38 @@ __device__ __forceinline__ void score_fragment(Scorer& x, u32 fragment, const u3
     warpgroup_commit();
     warpgroup_wait<1>();
     x.finish_scores(current, fragment);
-    x.stay();
-    constexpr int kBlocks = kScores / 4, kPieces = 3 + kBlocks;
+    // Pieces of the softmax, one before each slab, the second half of the weights together.
+    constexpr int kHalf = kScores / 8, kPieces = 4 + kHalf;
     unrolled<0, (kPieces > kQuerySlabs - kAhead ? kPieces : kQuerySlabs - kAhead)>([&](auto round) {
       constexpr int i = decltype(round)::value, slab = kAhead + i;
       if constexpr (i == 0) x.find_maximum(current);
       if constexpr (i == 1) x.follow_maximum();
-      if constexpr (i >= 2 && i < 2 + kBlocks) x.template weigh<kTerms>(current, i - 2);
-      if constexpr (i == 2 + kBlocks) x.store_rescale(t == 0);
-      if constexpr (slab < kQuerySlabs) {
-        multiply_slab<slab>(next, query, kept, keys);
-        if constexpr (slab + 1 < kQuerySlabs) x.stay();
+      if constexpr (i >= 2 && i < 2 + kHalf) x.weigh(current, i - 2);
+      if constexpr (i == 2 + kHalf) unrolled<kHalf, 2 * kHalf>([&](auto block) { x.weigh(current, decltype(block)::value); });
+      if constexpr (i == 3 + kHalf) {
+        x.await_buffer();
+        x.store_weights(0);
+        x.store_rescale(first);
+        x.look_at_pages();
       }
+      if constexpr (slab < kQuerySlabs) multiply_slab<slab>(next, query, kept, keys);
     });
     x.hand_over();
     warpgroup_commit();
     x.ring.advance();
+    first = false;
+    left--;
   };
-  auto finish = [&](float* current, int t) {
-    warpgroup_wait<0>();
-    x.mapped = x.mapped_ahead;
-    x.finish_scores(current, fragment);
-    x.find_maximum(current);
-    x.follow_maximum();
-#pragma unroll
-    for (int block = 0; block < kScores / 4; block++) x.template weigh<kTerms>(current, block);
-    x.store_rescale(t == 0);
-    x.finish_rows(fragment);
-    x.hand_over();
-  };
-
-  // Of a window, the first token's begin; it lies in the item's first tile.
-  int kv_begin = 0;
-  if (p.local_window_size > 0) {
-    const int tile_row = blockIdx.x % p.row_tiles * kRows;
-    kv_begin = visible_begin(Shared::word(fragment, kPast) + (u32)(Shared::word(fragment, kFirst) - tile_row) / (u32)p.num_heads, p.local_window_size);
-  }
   x.acquire_keys(kv_begin, x.position);
-  {
-    const u64 keys = keys_base + (u64)(x.ring.stage * (kStageBytes >> 4));
-    warpgroup_fence();
-    unrolled<0, kQuerySlabs>([&](auto k) { multiply_slab<decltype(k)::value>(even, query, kept, keys); });
-    warpgroup_commit();
-    x.ring.advance();
-  }
-  // wgmma may not stand in a condition while a group is open, so the last tiles are peeled off.
-  int t = 0;
+  multiply_tile(even, x, query, kept, keys_base);
+  x.look_at_pages();
+  x.ring.advance();
 #pragma unroll 1
-  for (; t + 2 < tiles; t += 2) {
-    step(odd, even, t);
-    step(even, odd, t + 1);
-  }
-  if (t + 2 == tiles) {
-    step(odd, even, t);
-    finish(odd, t + 1);
-  } else {
-    finish(even, t);
+  for (;;) {
+    if (left == 1) { finish_tile<1>(x, even, fragment, first, true); break; }
+    step(odd, even);
+    if (left == 1) { finish_tile<1>(x, odd, fragment, false, true); break; }
+    step(even, odd);
   }
 }
 
@@ -567,7 +593,7 @@ __device__ __forceinline__ void score(const AttentionParams& p, const TensorMaps
   const int lane = thread & 31, warp = thread >> 5;
   const float factor = p.softcap > 0.f ? 2.f * kLog2E * p.scale / p.softcap : p.scale * kLog2E;
   const bool ordered = !(p.softcap > 0.f) && factor > 1e-12f && factor < 1e12f;
-  Scorer x{p, shared, thread, lane, warp, warp * 16 + (lane >> 2), (u32)load_s32(shared.base + kBarrierOffset), factor, ordered ? factor : 1.f};
+  Scorer x{p, shared, thread, lane, warp, warp * 16 + (lane >> 2), factor, ordered ? factor : 1.f};
   wait_for_previous_kernels();
   const u64 kept = matrix_descriptor(shared.base + kKeptOffset, 16), keys_base = matrix_descriptor(shared.base, 16);
   u32 query[16 * kHeld];
@@ -579,10 +605,13 @@ __device__ __forceinline__ void score(const AttentionParams& p, const TensorMaps
     x.take_query(query);
     x.enter(fragment);
     last = Shared::word(fragment, kLast);
-    if (Shared::word(fragment, kItemTiles) * KV_TILE <= maps.two_term_keys)
-      score_fragment<2>(x, fragment, query, kept, keys_base);
-    else
-      score_fragment<1>(x, fragment, query, kept, keys_base);
+    // Of a window, the first token's begin; it lies in the item's first tile.
+    int kv_begin = 0;
+    if (p.local_window_size > 0)
+      kv_begin = visible_begin(Shared::word(fragment, kPast) + (u32)(Shared::word(fragment, kFirst) - blockIdx.x * kRows) / (u32)p.num_heads,
+                               p.local_window_size);
+    if (Shared::word(fragment, kItemTiles) * KV_TILE <= maps.two_term_keys) score_two_terms(x, fragment, query, kept, keys_base, kv_begin);
+    else score_one_term(x, fragment, query, kept, keys_base, kv_begin);
   }
 }
 
@@ -688,24 +717,16 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const TensorMap
       store_output(p, out, (i64)row0 + min(row, rows - 1), first_column, 0, row < rows ? inverse0 : -1.f, lane);
       store_output(p, out, (i64)row0 + min(row + 8, rows - 1), first_column, 1, row + 8 < rows ? inverse1 : -1.f, lane);
     } else {
-      float* const partial = p.partial_output + (((i64)slot * p.row_tiles + blockIdx.x % p.row_tiles) * kRows + row) * kVPadded + first_column;
+      float* const partial = p.partial_output + (((i64)slot * p.row_tiles + blockIdx.x) * kRows + row) * kVPadded + first_column;
 #pragma unroll
       for (int h = 0; h < 2; h++) {
+        if (row + 8 * h >= rows) break;
         const float inverse = h ? inverse1 : inverse0;
+        // Four lanes fill one 32-byte sector.
 #pragma unroll
-        for (int g = 0; g < kColumns / 8; g += 2) {
-          // Four lanes hold columns 0, 1 | 2, 3 | 4, 5 | 6, 7 of two column groups; each stores four neighbouring ones.
-          const bool high = lane & 2, odd = lane & 1;
-          const float ax = out[4 * g + 2 * h] * inverse, ay = out[4 * g + 2 * h + 1] * inverse;
-          const float bx = out[4 * g + 4 + 2 * h] * inverse, by = out[4 * g + 5 + 2 * h] * inverse;
-          const float keep_x = high ? bx : ax, keep_y = high ? by : ay;
-          const float got_x = __shfl_xor_sync(~0u, high ? ax : bx, 2), got_y = __shfl_xor_sync(~0u, high ? ay : by, 2);
-          const float low_x = high ? got_x : keep_x, low_y = high ? got_y : keep_y, up_x = high ? keep_x : got_x, up_y = high ? keep_y : got_y;
-          const float other_x = __shfl_xor_sync(~0u, odd ? low_x : up_x, 1), other_y = __shfl_xor_sync(~0u, odd ? low_y : up_y, 1);
-          if (row + 8 * h < rows)
-            *(float4*)(partial + h * 8 * kVPadded + g * 8 + (lane & 3) * 4) =
-                odd ? make_float4(other_x, other_y, up_x, up_y) : make_float4(low_x, low_y, other_x, other_y);
-        }
+        for (int g = 0; g < kColumns / 8; g++)
+          *(float2*)(partial + h * 8 * kVPadded + g * 8 + (lane & 3) * 2) =
+              make_float2(out[4 * g + 2 * h] * inverse, out[4 * g + 2 * h + 1] * inverse);
       }
     }
   }
@@ -727,21 +748,31 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
     }
     publish_barriers();
   }
+  if (thread == 384) {
+    prefetch_tensor_map(maps.query);
+    prefetch_tensor_map(maps.key_cache);
+    if (maps.rotary_slabs) prefetch_tensor_map(maps.query_rotary);
+  }
   // Schedule and block table may be older than the kernel before this one; then they are read while it still runs.
   if (!p.schedule_settled) wait_for_previous_kernels();
+  int start_word = 0;
+  if (thread >= 384 && thread < 400) {
+    start_word = ((const i32*)(p.starts + blockIdx.y))[thread - 384];
+    if (thread == 384 + kStartCount) store_s32(shared.base + kCountOffset, start_word);
+  }
   __syncthreads();
-  if (p.starts[blockIdx.x / p.row_tiles].count == 0) {
+  if (load_s32(shared.base + kCountOffset) == 0) {
     wait_for_previous_kernels();
     return;
   }
   if (thread >= 384) {
-    give_registers<LOADING_REGISTERS>();
-    if (thread < 416) load(p, maps, shared);
+    set_registers<LOADING_REGISTERS>();
+    if (thread < 416) load(p, maps, shared, start_word);
   } else if (thread < 128) {
-    take_registers<SCORE_REGISTERS>();
+    set_registers<SCORE_REGISTERS>();
     score(p, maps, shared, thread);
   } else {
-    take_registers<OUTPUT_REGISTERS>();
+    set_registers<OUTPUT_REGISTERS>();
     attend(p, maps, shared, (thread >> 7) - 1, thread >> 5 & 3, thread & 31);
   }
 }

@@ -7,13 +7,17 @@ struct alignas(64) TensorMap {
   u64 words[16];   // opaque, written by cuTensorMapEncodeTiled
 };
 
+// Every map has four dimensions: channel, row, slab of 64 channels, plane (a page, or a token). A map of whole rows counts channels
+// inside a slab and its boxes hold all its slabs; a map of single slabs counts all channels and has one slab.
 struct alignas(64) TensorMaps {
-  TensorMap key_cache;      // (head_size, block_size, num_blocks), boxes of 64 channels x min(block_size, KV_TILE) rows
-  TensorMap query;          // (head_size, rows, tokens), boxes of 64 channels x query_box rows
-  TensorMap query_rotary;   // the rotated channels as whole slabs, otherwise as query
-  i32 query_box;            // rows of a query box: a divisor of 32
-  i32 query_rows;           // packed rows of the query maps' second dimension: all of the call, or one token's heads
+  TensorMap key_cache;      // planes are pages; boxes of min(block_size, KV_TILE) rows
+  TensorMap query;          // boxes of query_box rows
+  TensorMap query_rotary;   // the rotated channels, otherwise as query
+  i32 cache_slabs;          // of a box of key_cache: 1, or all
+  i32 single_slabs;         // whether the query's boxes hold one slab
+  i32 query_box;            // rows of a query box: a divisor of KV_TILE
+  i32 query_rows;           // packed rows of a plane of the query: all of the call, or one token's heads
   i32 rotary_slab;          // first slab of 64 channels that comes from query_rotary
   i32 rotary_slabs;         // how many do; 0: none
-  i32 two_term_keys;        // items with at most so many keys multiply V with two-term weights
+  i32 two_term_keys;        // items with at most so many keys, in whole tiles, multiply V with two-term weights
 };

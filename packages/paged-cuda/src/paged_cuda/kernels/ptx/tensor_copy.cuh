@@ -18,10 +18,10 @@ __device__ __forceinline__ void barrier_arrive_times(u32 barrier, u32 count) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
-__device__ __forceinline__ void copy_box(u32 destination, const TensorMap& map, u32 barrier, i32 x, i32 y, i32 z) {
+__device__ __forceinline__ void copy_box(u32 destination, const TensorMap& map, u32 barrier, i32 x, i32 y, i32 z, i32 w) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
           destination),
-      "l"((u64)&map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+      "l"((u64)&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
       : "memory");
 }

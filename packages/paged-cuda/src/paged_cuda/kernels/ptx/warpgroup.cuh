@@ -15,13 +15,11 @@ __device__ __forceinline__ void warpgroup_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kOpenGroups) : "memory");
 }
 
+// Changes the registers of each thread of a warpgroup, whose threads got 128 at launch.
 template <int kRegisters>
-__device__ __forceinline__ void take_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-template <int kRegisters>
-__device__ __forceinline__ void give_registers() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+__device__ __forceinline__ void set_registers() {
+  if constexpr (kRegisters > 128) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+  else asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
 // Descriptor of a swizzled operand: `leading` bytes between slabs (used where M or N is the contiguous dimension), 1024

@@ -1,0 +1,263 @@
+"""The Hopper path's host side: when it serves, and what it tells the copy engine."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from paged_cuda import ArgumentMismatch, Bounds, CubinCache, Device, DeviceArray, DriverError, PagedAttention
+from paged_cuda._nvrtc import compile_to_cubin
+from paged_cuda.launch_plan import PathOptions
+from paged_cuda.paths import choose_path
+from paged_cuda.sm90_path import HopperPath, rotated_slabs
+from paged_cuda.sm90_shape import shape_for
+from paged_cuda.sources import kernel_source
+from paged_cuda.tensor_maps import TensorMaps, aligned_maps
+from paged_cuda.testing import FAKE_GPU, FakeDriver
+from paged_schema import Call, PagedAttentionAttributes, PagedAttentionInputs, check
+
+HOPPER = replace(FAKE_GPU, capability=(9, 0))
+BOUNDS = Bounds(max_batch=4, max_tokens=16, max_context=4096)
+
+
+def call_of(
+    heads: int = 64,
+    head_size: int = 576,
+    v_head_size: int = 512,
+    *,
+    rotary: tuple[int, int] | None = None,
+    block_size: int = 64,
+) -> Call:
+    given: dict[str, Any] = {"do_rotary": 1, "rotary_offset": rotary[0]} if rotary else {}
+    attributes = PagedAttentionAttributes(
+        num_heads=heads,
+        kv_num_heads=1,
+        kv_cache_layout="LATENT",
+        v_head_size=v_head_size,
+        scale=0.1,
+        **given,
+    )
+    table = f"bf16[p, {rotary[1] // 2}]" if rotary else None
+    inputs = PagedAttentionInputs(
+        query=f"bf16[t, {heads * head_size}]",
+        key=f"bf16[t, {head_size}]",
+        key_cache=f"bf16[n, {block_size}, 1, {head_size}]",
+        cumulative_sequence_length="i32[b1]",
+        past_seqlens="i32[b]",
+        block_table="i32[b, m]",
+        cos_cache=table,
+        sin_cache=table,
+    )
+    return check(attributes, inputs, ort="1.31")
+
+
+@pytest.fixture
+def hopper() -> FakeDriver:
+    return FakeDriver(HOPPER)
+
+
+def operands_of(
+    call: Call, device: Device, *, tokens: int = 3, blocks: int = 8, block_size: int = 64, room: int = 0
+) -> dict[str, Any]:
+    head_size, v_head_size = call.head_size or 0, call.v_head_size or 0
+
+    def empty(*shape: int, dtype: str = "bfloat16") -> DeviceArray:
+        return DeviceArray.empty(shape, dtype, device)
+
+    query = empty(tokens, call.num_heads * head_size + room)
+    if room:
+        shape = (tokens, call.num_heads * head_size)
+        query = DeviceArray(query.pointer, shape, query.strides, query.dtype, query.ordinal, query)
+    given: dict[str, Any] = {
+        "query": query,
+        "key": empty(tokens, head_size),
+        "key_cache": empty(blocks, block_size, 1, head_size),
+        "cumulative_sequence_length": empty(3, dtype="int32"),
+        "past_seqlens": empty(2, dtype="int32"),
+        "block_table": empty(2, 4, dtype="int32"),
+        "output": empty(tokens, call.num_heads * v_head_size),
+    }
+    if call.rotary:
+        given |= {name: empty(4096, (call.rotary_dim or 0) // 2) for name in ("cos_cache", "sin_cache")}
+    return given
+
+
+def operator(driver: FakeDriver, call: Call, cubins: CubinCache, **options: Any) -> PagedAttention:
+    return PagedAttention(
+        call, BOUNDS, device=Device(driver, 0), cache=cubins, kernel="sm90", **options
+    ).prepare()
+
+
+def maps_of(op: PagedAttention, driver: FakeDriver) -> list[Any]:
+    at = ctypes.addressof(op._maps)
+    return [driver.tensor_maps.get(at + 128 * k) for k in range(3)]
+
+
+def test_the_host_struct_is_the_kernels_struct() -> None:
+    checks = [f'static_assert(sizeof(TensorMaps) == {ctypes.sizeof(TensorMaps)}, "size");']
+    for name, _ in TensorMaps._fields_[:-1]:
+        field = f"__INTADDR__(&((TensorMaps*)0)->{name})"
+        checks.append(f'static_assert({field} == {getattr(TensorMaps, name).offset}, "{name}");')
+    kernel = 'extern "C" __global__ void k(const TensorMaps p) {}'
+    source = "\n".join([kernel_source("layout/tensor_maps.cuh"), *checks, kernel])
+    assert compile_to_cubin(source, "maps.cu", ["--gpu-architecture=sm_90a", "--std=c++17"]).cubin
+    assert ctypes.addressof(aligned_maps()) % 64 == 0
+
+
+@pytest.mark.parametrize(
+    ("properties", "options", "call", "word"),
+    [
+        (FAKE_GPU, PathOptions(), call_of(), "9.0"),
+        (HOPPER, PathOptions(debug=True), call_of(), "debug"),
+        (HOPPER, PathOptions(row_tile=32), call_of(), "64 rows"),
+        (HOPPER, PathOptions(), call_of(4, 640, 512), "576"),
+        (HOPPER, PathOptions(), call_of(4, 576, 520), "512"),
+        (replace(HOPPER, shared_bytes=101_376), PathOptions(), call_of(), "101376"),
+    ],
+)
+def test_what_it_cannot_serve_it_refuses_with_the_reason(
+    properties: Any, options: PathOptions, call: Call, word: str
+) -> None:
+    if properties is FAKE_GPU and FAKE_GPU.capability == (9, 0):
+        properties = replace(FAKE_GPU, capability=(8, 0))
+    refusal = HopperPath().refuses(call, properties, options)
+    assert refusal is not None
+    assert word in refusal
+    with pytest.raises(ArgumentMismatch, match=word):
+        choose_path(call, BOUNDS, properties, kernel="sm90", options=options)
+    if options.row_tile is None:
+        assert choose_path(call, BOUNDS, properties, options=options).path != "sm90"
+
+
+@pytest.mark.parametrize(
+    ("heads", "sizes", "tokens", "path"),
+    [
+        (16, (576, 512), 4, "sm80"),
+        (16, (576, 512), 8, "sm90"),
+        (17, (576, 512), 4, "sm90"),
+        (64, (576, 512), 4, "sm90"),
+        (16, (192, 128), 4, "sm90"),
+    ],
+)
+def test_auto_takes_what_the_records_show_to_be_faster(
+    heads: int, sizes: tuple[int, int], tokens: int, path: str
+) -> None:
+    step = choose_path(call_of(heads, *sizes), Bounds(4, tokens, 4096), HOPPER)
+    assert step.path == path
+    if path == "sm80":
+        assert "measured" in step.reason
+
+
+def test_shapes_fit_their_gpu() -> None:
+    for head_size in range(8, 584, 8):
+        for v_head_size in {1, head_size // 2 or 1, min(head_size, 512)}:
+            shape = shape_for(head_size, v_head_size, 232_448)
+            assert shape is not None
+            assert shape.shared_bytes(head_size, v_head_size) <= 232_448
+            score, output, loading = shape.registers
+            assert score + 2 * output + loading <= 512
+            assert all(count % 8 == 0 and 24 <= count <= 256 for count in shape.registers)
+
+
+def test_whole_rows_travel_in_one_box(hopper: FakeDriver, cubins: CubinCache) -> None:
+    call = call_of(rotary=(512, 64))
+    op = operator(hopper, call, cubins)
+    operands = operands_of(call, op.device)
+    op.run(**operands, stream=7)
+    cache, query, rotary = maps_of(op, hopper)
+    assert cache.address == operands["key_cache"].pointer
+    assert (cache.extents, cache.strides) == ((64, 64, 9, 8), (1152, 128, 64 * 1152))
+    assert (cache.box, query.box, rotary.box) == ((64, 32, 9, 1), (64, 32, 8, 1), (64, 32, 1, 1))
+    assert (query.extents, query.strides[0]) == ((64, 3 * 64, 8, 1), 1152)
+    assert (rotary.extents, rotary.strides[0]) == ((64, 3 * 64, 1, 1), 128)
+    assert (op._maps.cache_slabs, op._maps.single_slabs, op._maps.rotary_slab) == (9, 0, 8)
+
+
+def test_rows_with_room_between_them_travel_in_slabs(hopper: FakeDriver, cubins: CubinCache) -> None:
+    call = call_of(12, 576, 512, rotary=(480, 48))
+    op = operator(hopper, call, cubins)
+    op.run(**operands_of(call, op.device, room=8), stream=7)
+    _, query, rotary = maps_of(op, hopper)
+    assert (query.extents, query.box) == ((576, 12, 1, 3), (64, 4, 1, 1))
+    assert query.strides == (1152, 128, 2 * (12 * 576 + 8))
+    assert (rotary.extents, op._maps.rotary_slab, op._maps.rotary_slabs) == ((128, 12, 1, 3), 7, 2)
+    assert (op._maps.query_box, op._maps.query_rows, op._maps.single_slabs) == (4, 12, 1)
+
+
+def test_short_pages_and_odd_channels_travel_in_slabs(hopper: FakeDriver, cubins: CubinCache) -> None:
+    call = call_of(block_size=16)
+    op = operator(hopper, call, cubins)
+    op.run(**operands_of(call, op.device, block_size=16), stream=7)
+    cache, query, rotary = maps_of(op, hopper)
+    assert (cache.extents, cache.box, rotary) == ((576, 16, 1, 8), (64, 16, 1, 1), None)
+    assert query.box == (64, 32, 9, 1)
+    narrow = call_of(24, 160, 128)
+    op = operator(hopper, narrow, cubins)
+    op.run(**operands_of(narrow, op.device), stream=7)
+    cache, query, _ = maps_of(op, hopper)
+    assert (cache.extents, query.extents) == ((160, 64, 1, 8), (160, 72, 1, 1))
+
+
+def test_rows_narrower_than_their_values_columns_are_padded_with_nothing(
+    hopper: FakeDriver, cubins: CubinCache
+) -> None:
+    """Values of 64 columns are computed as 128: the second slab lies outside the tensor, so it is zeros."""
+    call = call_of(24, 64, 64)
+    op = operator(hopper, call, cubins)
+    op.run(**operands_of(call, op.device), stream=7)
+    cache, query, _ = maps_of(op, hopper)
+    assert (cache.extents[2], cache.box[2], query.box[2]) == (1, 2, 1)
+
+
+def test_an_empty_cache_has_a_map_that_is_never_read(hopper: FakeDriver, cubins: CubinCache) -> None:
+    call = call_of()
+    op = operator(hopper, call, cubins)
+    operands = operands_of(call, op.device, blocks=0)
+    op.run(**operands, stream=7)
+    cache, _, _ = maps_of(op, hopper)
+    assert (cache.address, cache.extents[3]) == (operands["query"].pointer, 1)
+
+
+def test_maps_follow_the_arrays(hopper: FakeDriver, cubins: CubinCache) -> None:
+    """Other arrays, other maps; the same arrays, no work; and no launch with the maps of another run."""
+    call = call_of()
+    op = operator(hopper, call, cubins)
+    first, second = operands_of(call, op.device), operands_of(call, op.device, blocks=5)
+    for operands, encoded in ((first, 2), (first, 2), (second, 4), (first, 6)):
+        op.run(**operands, stream=7)
+        assert hopper.calls["encode_tensor_map"] == encoded
+        assert maps_of(op, hopper)[0].address == operands["key_cache"].pointer
+    hopper.failing["encode_tensor_map"] = 1
+    launched = len(hopper.launched)
+    with pytest.raises(DriverError, match="encode_tensor_map"):
+        op.run(**second, stream=7)
+    assert len(hopper.launched) == launched
+    op.run(**second, stream=7)
+    assert maps_of(op, hopper)[0].address == second["key_cache"].pointer
+    assert len(hopper.launched) == launched + 4
+
+
+@pytest.mark.parametrize(("terms", "keys"), [(None, 1023), (1, 0), (2, 2**31 - 1)])
+def test_weights_have_the_terms_asked_for(
+    terms: int | None, keys: int, hopper: FakeDriver, cubins: CubinCache
+) -> None:
+    call = call_of()
+    op = operator(hopper, call, cubins, weight_terms=terms)
+    op.run(**operands_of(call, op.device), stream=7)
+    assert op._maps.two_term_keys == keys
+
+
+@pytest.mark.parametrize(
+    ("rotary", "slabs"),
+    [
+        (None, (0, 0)),
+        ((512, 64), (512, 64)),
+        ((480, 48), (448, 128)),
+        ((8, 16), (0, 64)),
+        ((0, 576), (0, 576)),
+    ],
+)
+def test_rotated_channels_are_whole_slabs(rotary: tuple[int, int] | None, slabs: tuple[int, int]) -> None:
+    assert rotated_slabs(call_of(rotary=rotary)) == slabs

@@ -1,0 +1,97 @@
+"""What only the Hopper path has: tensor maps of every geometry, roles that race if a fence is missing."""
+
+import numpy as np
+import pytest
+from paged_cuda import Bounds, CapturedGraph, DeviceArray, PagedAttention, Stream
+from parity import assert_close, bounds_of, call_of, paths_for, poisoned, reference, upload, verify
+from problems import Case, build
+
+REPLAYS = 100_000
+BATCHES = 8
+
+
+def require(stream: Stream, case: Case) -> None:
+    if "sm90" not in paths_for(call_of(build(case)), stream.device):
+        pytest.skip("the GPU is no Hopper")
+
+
+@pytest.mark.parametrize("past", [300, 5000])
+@pytest.mark.parametrize(
+    ("heads", "sizes", "offset", "width"),
+    [
+        (64, (576, 512), 512, 64),  # whole slabs, last
+        (24, (576, 512), 480, 48),  # part of a slab
+        (24, (576, 512), 128, 64),  # a slab in the middle
+        (40, (576, 512), 0, 32),
+        (16, (384, 192), 192, 192),
+        (64, (160, 128), 128, 32),
+        (12, (192, 100), 128, 64),
+        (65, (320, 256), 0, 320),  # all of it
+    ],
+)
+def test_rotated_slabs_wherever_they_lie(
+    heads: int, sizes: tuple[int, int], offset: int, width: int, past: int, stream: Stream
+) -> None:
+    case = Case(
+        (1, 3), (past, 90), "bfloat16", heads, *sizes, rotary_dim=width, rotary_offset=offset, seed=heads
+    )
+    require(stream, case)
+    verify("Hopper: rotary", build(case), stream, kernels=("sm90",))
+
+
+@pytest.mark.parametrize("heads", [3, 12, 16, 40, 64, 100])
+def test_queries_with_room_between_tokens(heads: int, stream: Stream) -> None:
+    """A box must not pass from one token's heads to the next's."""
+    case = Case((1, 9, 2), (70, 130, 0), heads=heads, seed=heads)
+    require(stream, case)
+    problem = build(case)
+    tokens, width = problem.inputs["query"].shape
+    wide = DeviceArray.from_numpy(
+        np.concatenate(
+            [problem.inputs["query"], np.full_like(problem.inputs["query"][:, :8], np.nan)], axis=1
+        ),
+        stream,
+        stream.device,
+    )
+    arrays = upload(problem, stream)
+    arrays["query"] = DeviceArray(wide.pointer, (tokens, width), wide.strides, wide.dtype, wide.ordinal, wide)
+    op = PagedAttention(call_of(problem), bounds_of(problem), device=stream.device, kernel="sm90").prepare()
+    output = poisoned((tokens, heads * 512), "bfloat16", stream)
+    lse = poisoned((tokens, heads), "float32", stream)
+    op.run(**arrays, output=output, lse=lse, stream=stream)
+    got = type(reference(problem))(
+        output.to_numpy(stream), arrays["key_cache"].to_numpy(stream), lse.to_numpy(stream)
+    )
+    assert_close("Hopper: padded queries", "sm90", got, reference(problem))
+
+
+def test_replays_under_stress_repeat_bit_for_bit(stream: Stream) -> None:
+    """A hundred thousand replays of eight batches in random order, each compared with its batch's first."""
+    rng = np.random.default_rng(11)
+    heads, spread = 64, 2500
+    past = [tuple(int(n) for n in rng.integers(0, spread, 2)) for _ in range(BATCHES)]
+    cases = [Case((1, 1), p, heads=heads, seed=seed) for seed, p in enumerate(past)]
+    require(stream, cases[0])
+    graphs, outputs = [], []
+    for case in cases:
+        problem = build(case)
+        op = PagedAttention(
+            call_of(problem), Bounds(2, 2, spread + 64), device=stream.device, kernel="sm90"
+        ).prepare()
+        arrays = upload(problem, stream)
+        output = poisoned((2, heads * 512), "bfloat16", stream)
+        op.run(**arrays, output=output, stream=stream)  # what a graph refers to stays alive with it
+        with CapturedGraph(stream) as graph:
+            op.run(**arrays, output=output, stream=stream)
+        graphs.append(graph)
+        outputs.append(output)
+    first = []
+    for graph, output in zip(graphs, outputs, strict=True):
+        graph.replay()
+        first.append(output.to_numpy(stream).tobytes())
+    for batch in rng.integers(0, BATCHES, REPLAYS):
+        graphs[batch].replay()
+        if outputs[batch].to_numpy(stream).tobytes() != first[batch]:
+            pytest.fail(f"a replay of batch {batch} differs from its first")
+    for graph in graphs:
+        graph.close()
