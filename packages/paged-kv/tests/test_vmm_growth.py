@@ -1,6 +1,7 @@
 """Tokens survive every growth, and the graph survives when nothing that it has baked in changed."""
 
 import random
+import sys
 import threading
 
 import numpy as np
@@ -498,10 +499,13 @@ def test_engines_workers_and_captures_on_many_threads() -> None:
         for number in range(2)
         for work in (engine, ahead, filler)
     ]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    sys.setswitchinterval(interval)
     assert problems == []
     assert driver.impossible == []
     for controller in controllers:
