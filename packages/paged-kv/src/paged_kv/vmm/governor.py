@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import atexit
 import logging
-import threading
 from weakref import WeakSet
 
-from paged_kv.errors import ForeignGrant, GrantOverrun, InvalidGeometry
+from paged_kv.errors import GrantOverrun, InvalidGeometry
 from paged_kv.geometry import as_size, is_integer
 
+from .accounts import HolderAccounts
 from .geometry import MAX_BYTES
 from .grant import MappedGrowthGrant, Sources
 from .lease import Holder, MemoryLease
-from .ledger import Account, AccountStats, AdmissionRefused, Reclaim, Tier, TierLedger, TierStats
+from .ledger import Account, AdmissionRefused, Reclaim, Tier, TierLedger, TierStats
 from .turns import Ticket, Turns
 
 GRANT_TIMEOUT = 10.0
@@ -28,7 +28,7 @@ _log = logging.getLogger("paged_kv.vmm")
 _governors: WeakSet[MemoryGovernor] = WeakSet()
 
 
-class MemoryGovernor:
+class MemoryGovernor(HolderAccounts):
     """Tiers of memory and who has what of them. Any thread may call it.
 
     Example:
@@ -53,8 +53,7 @@ class MemoryGovernor:
             tier: TierLedger(as_size(tier, nbytes, 0, MAX_BYTES))
             for tier, nbytes in ((Tier.DEVICE, device), (Tier.HOST, host), (Tier.DISK, disk))
         }
-        self._accounts: dict[Holder, Account] = {}
-        self._lock = threading.Condition()
+        super().__init__()
         self._turns = Turns(self._lock)
         self._open: MappedGrowthGrant | None = None
         _governors.add(self)
@@ -100,15 +99,6 @@ class MemoryGovernor:
                 account.allowance += size
                 account.floor += size
         return refused
-
-    def set_reclaim(self, holder: Holder, reclaim: Reclaim | None) -> None:
-        """Replace what is called when another holder needs bytes; see `register`.
-
-        Raises:
-            ForeignGrant: not a holder of this governor.
-        """
-        with self._lock:
-            self._account(holder).reclaim = reclaim
 
     def unregister(self, holder: Holder) -> None:
         """Close an account and give back its allowance.
@@ -201,89 +191,11 @@ class MemoryGovernor:
                 account.moving += size
         return None
 
-    def unmapped(self, holder: Holder, nbytes: int) -> None:
-        """Bytes are mapped no longer; their handles are on the way to the pool, or out.
-
-        Raises:
-            ForeignGrant: not a holder of this governor.
-            GrantOverrun: more than are mapped.
-        """
-        with self._lock:
-            account = self._account(holder)
-            self._require("unmapped", nbytes, account.mapped)
-            account.mapped -= nbytes
-            account.moving += nbytes
-
-    def pooled(self, holder: Holder, nbytes: int) -> None:
-        """Handles that were on the way wait in the pool now.
-
-        Raises:
-            ForeignGrant: not a holder of this governor.
-            GrantOverrun: more than are on the way.
-        """
-        with self._lock:
-            account = self._account(holder)
-            self._require("pooled", nbytes, account.moving)
-            account.moving -= nbytes
-
-    def withdraw(self, holder: Holder, nbytes: int) -> int:
-        """Take handles out of the pool to release them; how many bytes may go: no open grant counts on them.
-
-        Raises:
-            ForeignGrant: not a holder of this governor.
-            GrantOverrun: more than are pooled.
-        """
-        with self._lock:
-            account = self._account(holder)
-            self._require("withdrawn", nbytes, account.pooled)
-            allowed = max(0, min(nbytes, account.pooled - account.held))
-            account.moving += allowed
-            return allowed
-
-    def released(self, holder: Holder, nbytes: int) -> None:
-        """Handles on the way are gone, and the allowance above what was leased for good with them.
-
-        Raises:
-            ForeignGrant: not a holder of this governor.
-            GrantOverrun: more than are on the way.
-        """
-        with self._lock:
-            account = self._account(holder)
-            self._require("released", nbytes, account.moving)
-            account.moving -= nbytes
-            account.owned -= nbytes
-            account.apply_lease(-min(nbytes, max(0, account.allowance - max(account.floor, account.owned))))
-
-    def quarantined(self, holder: Holder, nbytes: int) -> None:
-        """Handles on the way could not be released: they stay owned for good.
-
-        Raises:
-            ForeignGrant: not a holder of this governor.
-            GrantOverrun: more than are on the way.
-        """
-        with self._lock:
-            account = self._account(holder)
-            self._require("quarantined", nbytes, account.moving)
-            account.moving -= nbytes
-            account.quarantined += nbytes
-
     def tier(self, tier: Tier) -> TierStats:
         """A snapshot of a tier."""
         with self._lock:
             ledger = self._ledger(tier)
             return TierStats(ledger.limit, ledger.used, ledger.growth_reserved)
-
-    def account(self, holder: Holder) -> AccountStats:
-        """A snapshot of a holder.
-
-        Raises:
-            ForeignGrant: not a holder of this governor.
-        """
-        with self._lock:
-            account = self._account(holder)
-            return AccountStats(
-                account.allowance, account.mapped, account.owned, account.quarantined, account.moving
-            )
 
     @property
     def open_grant(self) -> MappedGrowthGrant | None:
@@ -363,22 +275,11 @@ class MemoryGovernor:
             sources.apply_return(0)
         self._turns.apply_pass(ticket)
 
-    def _account(self, holder: Holder) -> Account:
-        account = self._accounts.get(holder)
-        if account is None:
-            raise ForeignGrant(f"{holder!r} is no holder of this governor; register it", holder=repr(holder))
-        return account
-
     def _ledger(self, tier: Tier) -> TierLedger:
         ledger = self._ledgers.get(tier)
         if ledger is None:
             raise InvalidGeometry(f"there is no tier {tier!r}; use a Tier", tier=repr(tier))
         return ledger
-
-    @staticmethod
-    def _require(what: str, nbytes: int, most: int) -> None:
-        if not is_integer(nbytes) or not 0 <= nbytes <= most:
-            raise GrantOverrun(f"{nbytes!r} bytes {what}; at most {most} can be", given=nbytes, maximum=most)
 
     @staticmethod
     def _refusal(
