@@ -6,6 +6,7 @@ record states.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,7 +80,10 @@ def bounds_of(problem: Problem) -> Bounds:
 def paths_for(call: Call, device: Device, *, debug: bool = False) -> Iterator[str]:
     """Yield every path that takes the call on this GPU."""
     options = PathOptions(debug=debug)
+    named = os.environ.get("PAGED_TEST_PATHS")
     for path in PATHS:
+        if named and path.name not in named.split(","):
+            continue
         try:
             choose_path(call, Bounds(1, 1, 1), device.properties, kernel=path.name, options=options)
         except ArgumentMismatch:

@@ -1,12 +1,15 @@
 """What only the Hopper path has: tensor maps of every geometry, roles that race if a fence is missing."""
 
+import os
+from typing import Any
+
 import numpy as np
 import pytest
 from paged_cuda import Bounds, CapturedGraph, DeviceArray, PagedAttention, Stream
 from parity import assert_close, bounds_of, call_of, paths_for, poisoned, reference, upload, verify
 from problems import Case, build
 
-REPLAYS = 100_000
+REPLAYS = int(os.environ.get("PAGED_STRESS_REPLAYS", "100000"))
 BATCHES = 8
 
 
@@ -65,7 +68,7 @@ def test_queries_with_room_between_tokens(heads: int, stream: Stream) -> None:
     assert_close("Hopper: padded queries", "sm90", got, reference(problem))
 
 
-def test_replays_under_stress_repeat_bit_for_bit(stream: Stream) -> None:
+def test_replays_under_stress_repeat_bit_for_bit(stream: Stream, facts: dict[str, Any]) -> None:
     """A hundred thousand replays of eight batches in random order, each compared with its batch's first."""
     rng = np.random.default_rng(11)
     heads, spread = 64, 2500
@@ -89,6 +92,7 @@ def test_replays_under_stress_repeat_bit_for_bit(stream: Stream) -> None:
     for graph, output in zip(graphs, outputs, strict=True):
         graph.replay()
         first.append(output.to_numpy(stream).tobytes())
+    facts["stress replays"] = REPLAYS
     for batch in rng.integers(0, BATCHES, REPLAYS):
         graphs[batch].replay()
         if outputs[batch].to_numpy(stream).tobytes() != first[batch]:

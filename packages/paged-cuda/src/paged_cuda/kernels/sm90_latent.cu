@@ -27,10 +27,11 @@
 // Rows of the cache that the item must not see are never multiplied: unmapped pages arrive as zeros, and rows of a tile before
 // or behind the item's keys are zeroed once landed, as 0 * NaN is NaN. Both are masked in S.
 // The maximum follows a row only when it grew by more than 2^kLazy, so O is seldom rescaled.
-// Weights are rounded to 16 bits for the product with V; an item with at most `two_term_keys` keys adds what rounding left over
-// as a second term. All sums have a fixed order: results repeat bit for bit.
+// Weights are rounded to 16 bits for the product with V; an item whose tiles hold at most `two_term_keys` keys adds what rounding
+// left over as a second term, one tile after the other: the outputs are the slower role then. All sums have a fixed order: results repeat bit for bit.
 //
-// Macros: BF16 HEAD_SIZE V_HEAD_SIZE KV_TILE STAGES HELD_SLABS SHARED_BYTES
+// Macros: BF16 HEAD_SIZE V_HEAD_SIZE KV_TILE STAGES HELD_SLABS SHARED_BYTES, and SCORE_REGISTERS OUTPUT_REGISTERS
+// LOADING_REGISTERS a thread
 #include "layout/output.cuh"
 #include "layout/schedule.cuh"
 #include "layout/tensor_maps.cuh"
