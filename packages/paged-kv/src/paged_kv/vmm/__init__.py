@@ -7,7 +7,8 @@ from .capture import PROCESS_GATE, CaptureGate
 from .commit import CommitOutcome
 from .decommit import DecommitOutcome
 from .driver import DriverCalls, VmmDriver
-from .fake_driver import FakeDriverFailure, FakeVmmDriver, ImpossibleSequence
+from .fake_driver import FakeVmmDriver
+from .fake_memory import FakeDriverFailure, ImpossibleSequence
 from .fence import WorkFence
 from .geometry import BindingGeometry, KvCacheGeometry, KvLayout, live_prefix_ranges
 from .governor import MemoryGovernor

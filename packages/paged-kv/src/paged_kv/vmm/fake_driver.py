@@ -7,51 +7,15 @@ garbage, so that a missing zero is seen.
 
 from __future__ import annotations
 
-import mmap
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import NoReturn
 
-import numpy as np
-import numpy.typing as npt
+from .fake_memory import NOT_PERMITTED, Bytes, FakeDriverFailure, FakeMemory, MappedGranule
 
-Bytes = npt.NDArray[np.uint8]
 GARBAGE = 0xA5
-OUT_OF_MEMORY, INVALID, NOT_PERMITTED = 2, 1, 900
-FIRST_ADDRESS = 0x7000_0000_0000
 
 
-class FakeDriverFailure(RuntimeError):  # noqa: N818
-    """A call failed because the test said so, or for want of memory."""
-
-    def __init__(self, message: str, code: int = OUT_OF_MEMORY) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-class ImpossibleSequence(FakeDriverFailure):
-    """The caller asked for what no driver allows; also kept in `FakeVmmDriver.impossible`."""
-
-    def __init__(self, message: str, code: int = INVALID) -> None:
-        super().__init__(message, code)
-
-
-@dataclass(slots=True)
-class _Mapping:
-    handle: int
-    readable: bool = False
-    writable: bool = False
-
-
-@dataclass(slots=True)
-class _Range:
-    nbytes: int
-    memory: Bytes | None = None
-    mapped: dict[int, _Mapping] = field(default_factory=dict)
-
-
-class FakeVmmDriver:
+class FakeVmmDriver(FakeMemory):
     """One device with `total_bytes` of memory; satisfies `VmmDriver`.
 
     Args:
@@ -77,16 +41,12 @@ class FakeVmmDriver:
         backed: bool = False,
         latency: Mapping[str, float] | None = None,
     ) -> None:
+        super().__init__(granularity, total_bytes, backed)
         self._granularity = (granularity, granularity if recommended is None else recommended)
-        self._total, self._backed, self._latency = total_bytes, backed, dict(latency or {})
+        self._latency = dict(latency or {})
         self.log: list[tuple[str, tuple[int, ...]]] = []
-        self.impossible: list[str] = []
         self.fail_when: Callable[[int, str], bool] | None = None
         self._calls = 0
-        self._next = FIRST_ADDRESS
-        self._reserved: dict[int, _Range] = {}
-        self._allocated: dict[int, _Range] = {}
-        self._handles: dict[int, int] = {}
         self._uses: dict[int, int] = {}
         self._events: dict[int, frozenset[int]] = {}
         self._held: set[int] = set()
@@ -187,9 +147,9 @@ class FakeVmmDriver:
     def reserve_addresses(self, nbytes: int, alignment: int) -> int:
         """See `VmmDriver`."""
         self._enter("reserve_addresses", nbytes, alignment)
-        if nbytes < 1 or nbytes % self._granularity[0] or alignment & (alignment - 1):
+        if nbytes < 1 or nbytes % self._granule or alignment & (alignment - 1):
             self._refuse("reserve_addresses", f"{nbytes} bytes aligned to {alignment}")
-        return self._place(self._reserved, nbytes, max(alignment, self._granularity[0]))
+        return self._place(self._reserved, nbytes, max(alignment, self._granule))
 
     def free_addresses(self, address: int, nbytes: int) -> None:
         """See `VmmDriver`."""
@@ -202,7 +162,7 @@ class FakeVmmDriver:
     def create_handle(self, nbytes: int) -> int:
         """See `VmmDriver`."""
         self._enter("create_handle", nbytes)
-        if nbytes < 1 or nbytes % self._granularity[0]:
+        if nbytes < 1 or nbytes % self._granule:
             self._refuse("create_handle", f"{nbytes} bytes is no multiple of the granule")
         self._require_memory(nbytes)
         self._numbers += 1
@@ -229,7 +189,7 @@ class FakeVmmDriver:
             self._refuse("map_handle", f"{address:#x} is no granule of a reservation")
         if address in home.mapped or self._handles.get(handle) != nbytes:
             self._refuse("map_handle", f"{address:#x} is mapped, or handle {handle} is not of {nbytes} bytes")
-        home.mapped[address] = _Mapping(handle)
+        home.mapped[address] = MappedGranule(handle)
         self._uses[handle] += 1
         if home.memory is not None:
             home.memory[address - start : address - start + nbytes] = GARBAGE
@@ -334,68 +294,6 @@ class FakeVmmDriver:
         if self.fail_when is not None and self.fail_when(number, name):
             raise FakeDriverFailure(f"{name} failed, as call {number}")
         self.log.append((name, arguments))
-
-    def _refuse(self, name: str, why: str, code: int = INVALID) -> NoReturn:
-        self.impossible.append(f"{name}: {why}")
-        raise ImpossibleSequence(self.impossible[-1], code)
-
-    def _used(self) -> int:
-        return sum(self._handles.values()) + sum(each.nbytes for each in self._allocated.values())
-
-    def _require_memory(self, nbytes: int) -> None:
-        if self._used() + nbytes > self._total:
-            raise FakeDriverFailure(f"{nbytes} bytes asked for, {self._total - self._used()} are free")
-
-    def _place(self, where: dict[int, _Range], nbytes: int, alignment: int) -> int:
-        if self._backed:
-            memory = np.frombuffer(mmap.mmap(-1, nbytes + alignment), dtype=np.uint8)
-            address = -(-memory.ctypes.data // alignment) * alignment
-            skipped = address - memory.ctypes.data
-            where[address] = _Range(nbytes, memory[skipped : skipped + nbytes])
-            return address
-        address = -(-self._next // alignment) * alignment
-        self._next = address + nbytes + alignment
-        where[address] = _Range(nbytes)
-        return address
-
-    def _home(self, address: int) -> tuple[int, _Range]:
-        for where in (self._reserved, self._allocated):
-            for start, home in where.items():
-                if start <= address < start + home.nbytes:
-                    return start, home
-        self.impossible.append(f"{address:#x} was never reserved")
-        raise ImpossibleSequence(self.impossible[-1])
-
-    def _entry(self, address: int) -> _Mapping | None:
-        return self._home(address)[1].mapped.get(address)
-
-    def _entries(self, name: str, address: int, nbytes: int) -> list[tuple[int, _Mapping]]:
-        """The mappings that a range lies in, all of which must be there, with their addresses."""
-        found = []
-        start, home = self._home(address)
-        place = address
-        while place < address + nbytes:
-            at = place - (place - start) % self._granularity[0]
-            while at not in home.mapped and at > start:
-                at -= self._granularity[0]
-            entry = home.mapped.get(at)
-            if entry is None or at + self._handles[entry.handle] <= place:
-                self._refuse(name, f"{place:#x} is not mapped")
-            found.append((at, entry))
-            place = at + self._handles[entry.handle]
-        return found
-
-    def _touch(self, name: str, address: int, nbytes: int, *, write: bool) -> list[int]:
-        """The mapped granules that a range lies in, which must be there and accessible."""
-        start, home = self._home(address)
-        if start in self._allocated:
-            if address + nbytes > start + home.nbytes:
-                self._refuse(name, f"{address + nbytes:#x} lies beyond an allocation")
-            return []
-        entries = self._entries(name, address, nbytes)
-        if not all(entry.readable and (entry.writable or not write) for _, entry in entries):
-            self._refuse(name, f"{address:#x} is mapped without access")
-        return [at for at, _ in entries]
 
     def _event(self, name: str, event: int) -> frozenset[int]:
         """The work that the event waits for."""
