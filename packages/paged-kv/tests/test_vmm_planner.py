@@ -240,6 +240,10 @@ def test_bad_placements() -> None:
     huge = BindingGeometry(KvLayout.SEQ_MAJOR, 1 << 52, kv_heads=1, head_dim=8)
     with pytest.raises(InvalidGeometry):
         Placement.of(KvCacheGeometry((huge, huge)), 64)
+    many = BindingGeometry(KvLayout.SEQ_MAJOR, 64 << 24, kv_heads=1, head_dim=1, element_size=1)
+    with pytest.raises(InvalidGeometry) as caught:
+        Placement.of(KvCacheGeometry((many, SEQ)), 64)
+    assert caught.value.numbers["granules"] == (1 << 24) + 8
     with pytest.raises(InvalidGeometry):
         KvCacheGeometry(())
 

@@ -19,6 +19,7 @@ from .geometry import MAX_BYTES, KvCacheGeometry
 
 Int64Array = npt.NDArray[np.int64]
 PACKED_ALIGN = 256
+MAX_GRANULES = 1 << 24
 
 
 class BasePlacement(StrEnum):
@@ -103,7 +104,8 @@ class Placement:
 
         Raises:
             GranularityMismatch: the granule, or the alignment, is no power of two.
-            InvalidGeometry: the arena would be larger than 2**56 bytes, or the phase is not aligned.
+            InvalidGeometry: the arena would have more than 2**24 granules or 2**56 bytes, or the phase is
+                not aligned.
         """
         unit = require_granularity(granularity)
         step = require_granularity(align) if placement is BasePlacement.PACKED else unit
@@ -120,9 +122,13 @@ class Placement:
         for binding in geometry.bindings:
             bases.append(start)
             start += -(-binding.reserved_bytes // step) * step
-        if start + unit > MAX_BYTES:
+        if start > MAX_GRANULES * unit or start + unit > MAX_BYTES:
             raise InvalidGeometry(
-                f"the arena takes {start} bytes; at most {MAX_BYTES - unit} can be addressed", given=start
+                f"the arena takes {start} bytes, {-(-start // unit)} granules; at most {MAX_GRANULES} granules "
+                f"and {MAX_BYTES - unit} bytes can be kept account of; take larger granules",
+                given=start,
+                granules=-(-start // unit),
+                maximum=MAX_GRANULES,
             )
         sizes = [binding.reserved_bytes for binding in geometry.bindings]
         return cls(geometry, unit, np.array(bases, dtype=np.int64), np.array(sizes, dtype=np.int64))
