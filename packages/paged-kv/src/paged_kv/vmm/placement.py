@@ -124,8 +124,8 @@ class Placement:
             start += -(-binding.reserved_bytes // step) * step
         if start > MAX_GRANULES * unit or start + unit > MAX_BYTES:
             raise InvalidGeometry(
-                f"the arena takes {start} bytes, {-(-start // unit)} granules; at most {MAX_GRANULES} granules "
-                f"and {MAX_BYTES - unit} bytes can be kept account of; take larger granules",
+                f"the arena takes {start} bytes, {-(-start // unit)} granules; at most {MAX_GRANULES} "
+                f"granules and {MAX_BYTES - unit} bytes can be kept account of; take larger granules",
                 given=start,
                 granules=-(-start // unit),
                 maximum=MAX_GRANULES,
