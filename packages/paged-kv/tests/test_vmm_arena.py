@@ -284,11 +284,16 @@ def test_nothing_is_mapped_by_the_thread_that_captures() -> None:
             stand.pool.trim,
             arena.close,
             lambda: arena_of(stand),
+            lambda: arena.fence.record(1),
+            lambda: arena.fence.launching(1).__enter__(),
+            arena.wait_idle,
+            lambda: arena.wait_ready(1),
         ):
             with pytest.raises(CaptureInProgress):
                 call()
         stand.driver.end_capture(1)
     stand.verify()
+    assert arena.fence.busy() == ()
     assert arena.commit(plan).billed_bytes > 0
 
 

@@ -77,7 +77,7 @@ class VirtualArena:
         self.placement, self.pool = placement, pool
         self.table = GranuleTable(placement)
         self.planner = CommitPlanner(placement)
-        self.fence = WorkFence(pool.driver)
+        self.fence = WorkFence(pool.driver, pool.gate)
         self._lock = threading.RLock()
         self._last_stream: int | None = None
         self._closed = False
@@ -175,6 +175,7 @@ class VirtualArena:
         """Let the host wait for everything that was launched, and for the zeroing of commits.
 
         Raises:
+            CaptureInProgress: this thread captures.
             DriverCallFailed: with the streams still busy.
         """
         self.fence.wait()
@@ -199,8 +200,10 @@ class VirtualArena:
         """Let later work on `stream` wait until all that was committed is zero.
 
         Raises:
+            CaptureInProgress: this thread captures.
             DriverCallFailed: it could not.
         """
+        self.pool.gate.require_not_capturing()
         self.pool.calls("publish", self.pool.driver.stream_wait_event, stream, self._ready)
 
     def check(self) -> None:

@@ -12,14 +12,15 @@ from contextlib import contextmanager
 
 from paged_kv.errors import DriverCallFailed, WorkInFlight
 
+from .capture import CaptureGate
 from .driver import DriverCalls, VmmDriver
 
 
 class WorkFence:
     """The last launch on each stream."""
 
-    def __init__(self, driver: VmmDriver) -> None:
-        self._driver = driver
+    def __init__(self, driver: VmmDriver, gate: CaptureGate) -> None:
+        self._driver, self._gate = driver, gate
         self._calls = DriverCalls(driver)
         self._events: dict[int, int] = {}
         self._unknown: set[int] = set()
@@ -29,8 +30,10 @@ class WorkFence:
         """Note that work which touches the cache was launched on `stream`; after it, outside a capture.
 
         Raises:
+            CaptureInProgress: this thread captures: the event would become part of the graph.
             DriverCallFailed: the event could not be made or recorded; the stream counts as busy.
         """
+        self._gate.require_not_capturing()
         with self._lock:
             self._unknown.add(stream)
             if stream not in self._events:
@@ -43,8 +46,10 @@ class WorkFence:
         """Launch several things on `stream` in this block. If it is left halfway, the stream counts as busy.
 
         Raises:
+            CaptureInProgress: this thread captures.
             DriverCallFailed: the event could not be made or recorded; the stream counts as busy.
         """
+        self._gate.require_not_capturing()
         with self._lock:
             self._unknown.add(stream)
         yield
@@ -82,8 +87,10 @@ class WorkFence:
         """Let the host wait for everything that was launched.
 
         Raises:
+            CaptureInProgress: this thread captures.
             DriverCallFailed: with the streams still busy.
         """
+        self._gate.require_not_capturing()
         with self._lock:
             for stream in sorted(self._unknown):
                 self._calls("fence", self._driver.synchronize, stream)
