@@ -287,6 +287,7 @@ def test_nothing_is_mapped_by_the_thread_that_captures() -> None:
             lambda: arena.fence.record(1),
             lambda: arena.fence.launching(1).__enter__(),
             arena.wait_idle,
+            arena.require_idle,
             lambda: arena.wait_ready(1),
         ):
             with pytest.raises(CaptureInProgress):

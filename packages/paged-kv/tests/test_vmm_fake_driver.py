@@ -114,10 +114,10 @@ def test_memory_runs_out_and_is_counted() -> None:
     assert d.memory_info() == (3 * G, 3 * G)
 
 
-def test_nothing_but_looking_during_a_capture() -> None:
+def test_what_a_capture_forbids_and_allows() -> None:
     d = FakeVmmDriver(G)
     address, event = mapped(d), d.create_event()
-    d.set_access(address, G)
+    d.set_access(address, 2 * G)
     d.begin_capture(1)
     for call, *arguments in (
         (d.create_handle, G),
@@ -125,16 +125,27 @@ def test_nothing_but_looking_during_a_capture() -> None:
         (d.unmap, address, G),
         (d.set_access, address, G),
         (d.fill, address, 0, G, 0),
+        (d.fill, address, 0, G, 1),
+        (d.copy_on_device, address, address + G, 8, 1),
         (d.record_event, event, 1),
-        (d.synchronize, 1),
+        (d.stream_wait_event, 1, event),
+        (d.event_done, event),
+        (d.wait_event, event),
+        (d.destroy_event, event),
+        (d.synchronize, 2),
         (d.allocate, G),
         (d.reserve_addresses, G, G),
     ):
         refused(d, call, *arguments)
     assert d.granularity() == (G, G)
-    assert d.event_done(event)
     d.memory_info()
+    other = d.create_event()
+    d.fill(address, 0, G, 2)
+    d.copy_on_device(address, address + G, 8, 2)
+    d.record_event(other, 2)
+    d.stream_wait_event(3, other)
     d.end_capture(1)
+    assert d.event_done(other)
     d.unmap(address, G)
 
 

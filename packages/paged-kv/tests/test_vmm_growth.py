@@ -466,14 +466,15 @@ def test_engines_workers_and_captures_on_many_threads() -> None:
         for _ in range(150):
             kind = choose.random()
             if kind < 0.5:
-                controller.ensure(choose.randint(0, 256), stream=number)
+                controller.ensure(choose.randint(0, 256), stream=1 + number)
+                controller.storage.arena.fence.record(1 + number)
             elif kind < 0.8:
                 controller.shrink(choose.randint(0, controller.capacity))
             elif kind < 0.9:
                 with gate.capture():
-                    driver.begin_capture(number)
+                    driver.begin_capture(5)
                     controller.ensure(controller.capacity)
-                    driver.end_capture(number)
+                    driver.end_capture(5)
             else:
                 lease = governor.reserve("other", choose.randint(0, 10 * G))
                 if not isinstance(lease, AdmissionRefused):

@@ -179,7 +179,8 @@ class VirtualArena:
             DriverCallFailed: with the streams still busy.
         """
         self.fence.wait()
-        self.pool.calls("fence", self.pool.driver.wait_event, self._ready)
+        with self.pool.gate.memory():
+            self.pool.calls("fence", self.pool.driver.wait_event, self._ready)
 
     def require_idle(self) -> None:
         """Refuse to go on while launched work, or the zeroing of a commit, may touch the cache.
@@ -190,7 +191,11 @@ class VirtualArena:
         """
         self.fence.require_idle()
         stream = self._last_stream
-        if stream is not None and not self.pool.calls("fence", self.pool.driver.event_done, self._ready):
+        if stream is None:
+            return
+        with self.pool.gate.memory():
+            done = self.pool.calls("fence", self.pool.driver.event_done, self._ready)
+        if not done:
             raise WorkInFlight(
                 f"new memory is still being zeroed on stream {stream}; wait for it, then unmap",
                 streams=(stream,),

@@ -20,8 +20,10 @@ Result = TypeVar("Result")
 class VmmDriver(Protocol):
     """What this package asks of one device. `paged_kv` has `FakeVmmDriver`, `paged_cuda` the real one.
 
-    Every method may be called from any thread. None may be called while a stream of the process captures,
-    but for those that only look: `granularity`, `memory_info`, `event_done`.
+    Every method may be called from any thread. While a stream of the process captures, only these may be:
+    `granularity`, `memory_info`, `create_event`, and, on a stream that does not capture and is not the
+    default one, `fill`, `copy_on_device`, `record_event` and `stream_wait_event`. Even asking an event from
+    another thread can spoil a capture.
     """
 
     def granularity(self) -> tuple[int, int]:

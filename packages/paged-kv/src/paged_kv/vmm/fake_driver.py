@@ -108,7 +108,7 @@ class FakeVmmDriver(FakeMemory):
         return home.memory[address - start : address - start + nbytes]
 
     def begin_capture(self, stream: int) -> None:
-        """From here on `stream` captures: no call but `granularity`, `memory_info` and `event_done`."""
+        """From here on `stream` captures: what `VmmDriver` does not name for that is refused."""
         self._capturing.add(stream)
 
     def end_capture(self, stream: int) -> None:
@@ -121,7 +121,7 @@ class FakeVmmDriver(FakeMemory):
 
     def launch(self, stream: int, address: int = 0, nbytes: int = 1 << 63) -> None:
         """Work that may touch what is mapped in a range now, such as the replay of a graph."""
-        self._enter("launch", stream)
+        self._enter("launch", stream, on=stream)
         self._work(stream, *(place for place in self.mapped if address <= place < address + nbytes))
 
     def finish(self, stream: int) -> None:
@@ -213,7 +213,7 @@ class FakeVmmDriver(FakeMemory):
 
     def fill(self, address: int, byte: int, nbytes: int, stream: int) -> None:
         """See `VmmDriver`."""
-        self._enter("fill", address, byte, nbytes, stream)
+        self._enter("fill", address, byte, nbytes, stream, on=stream)
         touched = self._touch("fill", address, nbytes, write=True)
         start, home = self._home(address)
         if home.memory is not None:
@@ -222,7 +222,7 @@ class FakeVmmDriver(FakeMemory):
 
     def copy_on_device(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """See `VmmDriver`."""
-        self._enter("copy_on_device", target, source, nbytes, stream)
+        self._enter("copy_on_device", target, source, nbytes, stream, on=stream)
         touched = self._touch("copy_on_device", target, nbytes, write=True)
         touched += self._touch("copy_on_device", source, nbytes, write=False)
         if abs(target - source) < nbytes:
@@ -233,7 +233,7 @@ class FakeVmmDriver(FakeMemory):
 
     def create_event(self) -> int:
         """See `VmmDriver`."""
-        self._enter("create_event")
+        self._enter("create_event", look=True)
         self._numbers += 1
         self._events[self._numbers] = frozenset()
         return self._numbers
@@ -246,13 +246,13 @@ class FakeVmmDriver(FakeMemory):
 
     def record_event(self, event: int, stream: int) -> None:
         """See `VmmDriver`."""
-        self._enter("record_event", event, stream)
+        self._enter("record_event", event, stream, on=stream)
         self._event("record_event", event)
         self._events[event] = self._waits(stream)
 
     def event_done(self, event: int) -> bool:
         """See `VmmDriver`."""
-        self._enter("event_done", event, look=True)
+        self._enter("event_done", event)
         return not self._event("event_done", event) & self._undone.keys()
 
     def wait_event(self, event: int) -> None:
@@ -262,7 +262,7 @@ class FakeVmmDriver(FakeMemory):
 
     def stream_wait_event(self, stream: int, event: int) -> None:
         """See `VmmDriver`."""
-        self._enter("stream_wait_event", stream, event)
+        self._enter("stream_wait_event", stream, event, on=stream)
         self._order.setdefault(stream, set()).update(self._event("stream_wait_event", event))
 
     def synchronize(self, stream: int) -> None:
@@ -285,10 +285,10 @@ class FakeVmmDriver(FakeMemory):
 
     # How it does it.
 
-    def _enter(self, name: str, *arguments: int, look: bool = False) -> None:
+    def _enter(self, name: str, *arguments: int, look: bool = False, on: int = 0) -> None:
         if name in self._latency:
             time.sleep(self._latency[name])
-        if self._capturing and not look:
+        if self._capturing and not look and (not on or on in self._capturing):
             self._refuse(name, f"streams {sorted(self._capturing)} capture", NOT_PERMITTED)
         number, self._calls = self._calls, self._calls + 1
         if self.fail_when is not None and self.fail_when(number, name):

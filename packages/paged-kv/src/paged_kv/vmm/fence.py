@@ -56,12 +56,13 @@ class WorkFence:
         self.record(stream)
 
     def busy(self) -> tuple[int, ...]:
-        """Streams whose last launch is not known to be done. Waits for nothing.
+        """Streams whose last launch is not known to be done. Waits for nothing but captures elsewhere.
 
         Raises:
+            CaptureInProgress: this thread captures.
             DriverCallFailed: an event could not be asked.
         """
-        with self._lock:
+        with self._gate.memory(), self._lock:
             undone = (
                 stream
                 for stream, event in self._events.items()
@@ -90,8 +91,7 @@ class WorkFence:
             CaptureInProgress: this thread captures.
             DriverCallFailed: with the streams still busy.
         """
-        self._gate.require_not_capturing()
-        with self._lock:
+        with self._gate.memory(), self._lock:
             for stream in sorted(self._unknown):
                 self._calls("fence", self._driver.synchronize, stream)
                 self._unknown.discard(stream)

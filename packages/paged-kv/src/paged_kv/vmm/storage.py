@@ -170,7 +170,7 @@ class MappedStorage:
         """Spread the stripes of every binding, last one first, and zero what lies between them."""
         pool = self.arena.pool
         journal = CopyJournal(pool.calls, stream)
-        with journal, self.arena.fence.launching(stream):
+        with self.gate.memory(), journal, self.arena.fence.launching(stream):
             for number, binding in enumerate(self.geometry.bindings):
                 base, unit = self.address_of(number), binding.bytes_per_head
                 for target, source, nbytes in stripe_moves(binding, old, new):
@@ -185,7 +185,7 @@ class MappedStorage:
         pool = self.arena.pool
         if new <= old or self.layout is KvLayout.HEAD_MAJOR_BUCKET:
             return
-        with self.arena.fence.launching(stream):
+        with self.gate.memory(), self.arena.fence.launching(stream):
             for number, binding in enumerate(self.geometry.bindings):
                 unit, base = binding.contiguous_bytes_per_token, self.address_of(number)
                 for start, end in live_prefix_ranges(binding, new, new).tolist():
