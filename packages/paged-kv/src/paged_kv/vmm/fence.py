@@ -27,13 +27,13 @@ class WorkFence:
         self._lock = threading.Lock()
 
     def record(self, stream: int) -> None:
-        """Note that work which touches the cache was launched on `stream`; after it, outside a capture.
+        """Note that work which touches the cache was launched on `stream`; call it after the launch.
+
+        The stream must not be capturing: the event would become part of the graph. Others may.
 
         Raises:
-            CaptureInProgress: this thread captures: the event would become part of the graph.
             DriverCallFailed: the event could not be made or recorded; the stream counts as busy.
         """
-        self._gate.require_not_capturing()
         with self._lock:
             self._unknown.add(stream)
             if stream not in self._events:
