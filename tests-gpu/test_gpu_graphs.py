@@ -325,9 +325,9 @@ def test_run_allocates_nothing_and_waits_for_nothing(stream: Stream) -> None:
         op = PagedAttention(call_of(problem), BOUNDS, device=device, kernel=kernel).prepare()
         op.run(**arrays, output=output, stream=stream)
         stream.synchronize()
-        counting.calls.clear()
         with device:
             before = free_bytes()
+            counting.calls.clear()
             for _ in range(200):
                 op.run(**arrays, output=output, stream=stream)
             after = free_bytes()

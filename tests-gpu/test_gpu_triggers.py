@@ -1,8 +1,9 @@
 """Shapes and modes that users of paged MLA kernels have reported as broken, and the edges between them."""
 
+import numpy as np
 import pytest
 from paged_cuda import Stream
-from parity import verify
+from parity import call_of, paths_for, run, verify
 from problems import Case, build
 
 DTYPES = ("bfloat16", "float16")
@@ -140,9 +141,13 @@ def test_empty_sequences_with_unmapped_pages(stream: Stream) -> None:
         verify("empty sequences on no page", problem.changed(block_table=table), stream)
 
 
-def test_lengths_that_fall_are_no_lengths(stream: Stream) -> None:
+def test_lengths_that_fall_are_no_fault(stream: Stream) -> None:
+    """ONNX Runtime does not define them; here nothing outside the arrays is touched, and every output is set."""
     problem = build(Case((2, 3), (30, 5), heads=4, block_size=16))
     starts = problem.inputs["cumulative_sequence_length"].copy()
-    for values in ([0, 5, 3], [0, 5, 5], [3, 1, 5]):
+    for values in ([0, 5, 3], [3, 1, 5], [5, 0, 0]):
         starts[:] = values
-        verify("lengths that fall", problem.changed(cumulative_sequence_length=starts), stream)
+        changed = problem.changed(cumulative_sequence_length=starts)
+        for kernel in paths_for(call_of(changed), stream.device):
+            got = run(changed, stream, kernel)
+            assert np.isfinite(got.output.astype(np.float32)).all()
