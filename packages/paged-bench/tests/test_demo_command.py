@@ -7,9 +7,9 @@ import warnings
 import pytest
 from paged_bench import cli
 from paged_bench.cli import main
+from paged_bench.console import PlainConsole
 from paged_bench.demo import command, model_file
 from paged_bench.demo.gguf_file import GgufFile
-from paged_bench.console import PlainConsole
 from paged_bench.demo.progress import Progress
 from paged_bench.demo.requests import Request, Sequence
 from paged_bench.demo.scheduler import StepRecord

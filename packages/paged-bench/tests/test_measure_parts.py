@@ -209,6 +209,19 @@ def test_short_graphs_repeat_their_launches_and_long_ones_do_not(gpu, bench):
     assert timer.host("launch", [kernels.spin(0)]).timing == "wall"
 
 
+def test_the_gpu_rests_before_each_series_that_asks_for_it(bench):
+    rests = []
+    timer = Timer(bench, rest=0.25, sleep=rests.append)
+    spin = bench.kernels("bfloat16").spin(1980 * 10)
+    timer.graph("launch", [spin])
+    timer.eager("launch", [spin])
+    assert rests == [0.25, 0.25]
+    loaded = timer.sustained("launch", [spin] * 10)
+    assert loaded.median == pytest.approx(11, rel=0.02)
+    assert len(loaded.values) == 5
+    assert loaded.warmups * 11 >= 200_000
+
+
 def test_calls_are_counted_and_the_driver_is_itself_again(gpu):
     before = gpu.allocate
     with CallCounter(gpu) as counter:

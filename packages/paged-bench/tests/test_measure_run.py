@@ -132,6 +132,16 @@ def test_a_path_with_a_schedule_has_it_timed_alone(runs):
     assert attend.kernel.startswith("sm80_latent")
 
 
+def test_a_case_that_multiplies_much_is_timed_under_a_load_too(runs, monkeypatch):
+    narrow = replace(DECODE, head_size=64, v_head_size=64, rotary_dim=0, heads=64)
+    monkeypatch.setattr("paged_bench.measure.testing.PRODUCT_RATE", 7e13)  # more than 8 operations a byte
+    assert runs(narrow, DECODE) == 0
+    loaded = runs.record.case(narrow.id).samples("attend+combine, sustained")
+    assert loaded.median == pytest.approx(40, rel=0.02)
+    assert loaded.warmups > 1000
+    assert runs.record.case(DECODE.id).samples("attend+combine, sustained") is None
+
+
 def test_what_one_case_writes_does_not_change_another_one(runs):
     assert runs(MIXED, DECODE, replace(MIXED, heads=5), rounds=3) == 0
     assert all(len(case.samples("step", "graph").blocks) == 3 for case in runs.record.cases if case.shape)
@@ -195,7 +205,7 @@ def test_an_interrupt_keeps_what_was_measured(runs):
     assert record.stopped == "interrupted"
     assert record.case(DECODE.id).samples().median == pytest.approx(40, rel=0.02)
     assert 2 <= len(record.cases) < 5
-    assert "stopped: interrupted" in runs.text
+    assert "stopped in round 1 of 1: interrupted" in runs.text
 
 
 def test_an_interrupt_before_the_first_measurement_is_status_2_too(runs):

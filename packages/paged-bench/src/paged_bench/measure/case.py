@@ -63,7 +63,7 @@ class CaseRun:
         digest = bench.digest(sets[0].output)
         correctness = self._checked(checker, sets[0], digest, before)
         self._show("time")
-        series = self._time(subject.operator, sets, digest)
+        series = self._time(subject, sets, digest)
         peers = tuple(self._peer(peer, spec, sets, checker) for peer in self._method.peers)
         return Measured(subject.case(bench, correctness, series, allocations, peers), digest)
 
@@ -103,9 +103,11 @@ class CaseRun:
         return counter.allocations + int(bench.used() > used)
 
     def _time(
-        self, operator: PagedAttention, sets: Sequence[InputSet], digest: tuple[int, int]
+        self, subject: Subject, sets: Sequence[InputSet], digest: tuple[int, int]
     ) -> tuple[Samples, ...]:
-        parts, timer, first = StepParts(operator), Timer(self._bench), sets[0]
+        heavy = self._method.heavy(subject.spec)
+        timer = Timer(self._bench, rest=self._method.rest if heavy else 0.0)
+        parts, first = StepParts(subject.operator), sets[0]
         loop = list(sets) * max(1, math.ceil(_FEWEST_CALLS / len(sets)))
         attend = [parts.attend(one) for one in loop]
         step = [parts.step(one) for one in loop]
@@ -123,6 +125,8 @@ class CaseRun:
             timer.graph("layer", [parts.layer(one) for one in loop]),
             timer.eager("attend+combine", attend),
         ]
+        if heavy:
+            series.append(timer.sustained("attend+combine, sustained", attend))
         if parts.has_schedule:
             series += [
                 self._alone("schedule", [parts.schedule(one) for one in loop]),

@@ -110,6 +110,7 @@ class _Session:
     cache: CubinCache | None
     problems: list[str] = field(default_factory=list)
     wrong: bool = False
+    round: int = 0
 
     def run(self, console: Console) -> int:
         options = self.options
@@ -140,7 +141,10 @@ class _Session:
         after = self.machine.look(facts.uuid)
         notes = [*guard.notes, *self.problems]
         record = recorder.finish(stopped, with_states(gpu, state, after, guard.others))
-        for note in [*notes, *([f"stopped: {stopped}"] if stopped else [])]:
+        if stopped:
+            where = f" in round {self.round} of {options.rounds}" if self.round else ""
+            notes.append(f"stopped{where}: {stopped}")
+        for note in notes:
             console.print(f"[yellow]{escape(note)}[/]", soft_wrap=True)
         measured = sum(case.failed is None and case.shape is not None for case in record.cases)
         console.print(
@@ -200,10 +204,14 @@ class _Session:
             delay=self.options.delay,
             launch_us=ceilings.value("launch"),
             cycles_per_us=cycles_per_us(bench) if self.options.delay else 0.0,
+            balance=ceilings.value("matmul") / ceilings.value("read"),
             cache=self.cache,
         )
         pool, found = Pool(bench), dict[str, Measured]()
         for number in range(self.options.rounds):
+            self.round = number + 1
+            if number:
+                progress.line(f"round {self.round} of {self.options.rounds}")
             for spec in sorted(self.specs, key=lambda spec: spec.layers > 1):
                 if number and spec.id not in found:
                     continue  # it failed before

@@ -46,6 +46,8 @@ class Method:
         delay: Share of a step's time that a spinning kernel adds, to try what a comparison sees.
         launch_us: What one kernel more costs in a graph.
         cycles_per_us: Clock cycles of that kernel a microsecond.
+        balance: Operations a byte at which multiplying takes as long as reading; 0 if not known.
+        rest: Seconds that the GPU rests before a series that draws much power.
         cache: Where the operator keeps its cubins.
     """
 
@@ -54,7 +56,13 @@ class Method:
     delay: float = 0.0
     launch_us: float = 0.0
     cycles_per_us: float = 0.0
+    balance: float = 0.0
+    rest: float = 0.1
     cache: CubinCache | None = None
+
+    def heavy(self, spec: CaseSpec) -> bool:
+        """Return whether a case multiplies enough for the power limit to lower the clocks."""
+        return self.balance > 0 and spec.work.operations > self.balance / 2 * spec.work.bytes
 
 
 @dataclass(frozen=True)

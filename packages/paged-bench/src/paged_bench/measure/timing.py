@@ -20,6 +20,7 @@ from paged_bench.record import Samples
 _WARMUPS = 2
 _TARGET_US = 40_000.0  # of one block of replays
 _FEWEST, _MOST = 5, 15  # samples of a block
+_SUSTAINED_US, _MOST_SUSTAINED = 200_000.0, 2000  # of load before a sustained sample, and its replays
 _HOST_CALLS = 16  # of one sample by the host's clock
 _SHORT_US = 250.0  # a replay below this repeats its calls until it is longer
 
@@ -40,10 +41,16 @@ class Timer:
 
     Args:
         bench: The instruments.
+        rest: Seconds that the GPU rests before each series, so that all begin with the same clocks.
+        sleep: Waits.
     """
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(
+        self, bench: Bench, *, rest: float = 0.0, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         self._bench = bench
+        self._rest = rest
+        self._sleep = sleep
 
     def capture(self, launches: Sequence[Launch]) -> Replayable:
         """Record launches into a graph of our own."""
@@ -58,6 +65,7 @@ class Timer:
         A short graph is captured again with its launches repeated, so that what a replay itself costs is
         small beside it.
         """
+        self._pause()
         record = capture or self.capture
         replayable = record(launches)
         first = self._spread(replayable.replay, _WARMUPS)[-1]
@@ -69,8 +77,17 @@ class Timer:
         times = self._spread(replayable.replay, _count(first))
         return self._samples(what, "graph", times, len(calls), _WARMUPS)
 
+    def sustained(self, what: str, launches: Sequence[Launch]) -> Samples:
+        """Time replays after so long a load that power decides the clocks; the last samples of many."""
+        replayable = self.capture(launches)
+        first = self._spread(replayable.replay, _WARMUPS)[-1]
+        count = max(_FEWEST, min(_MOST_SUSTAINED, math.ceil(_SUSTAINED_US / max(first, 1.0))))
+        times = self._spread(replayable.replay, count + _FEWEST)[-_FEWEST:]
+        return self._samples(what, "graph", times, len(launches), (_WARMUPS + count) * len(launches))
+
     def eager(self, what: str, launches: Sequence[Launch]) -> Samples:
         """Time single calls; what the host takes to launch is in it wherever that is longer."""
+        self._pause()
         handle, push = self._bench.stream.handle, self._bench.device
         turn = iter(range(1 << 30))
 
@@ -95,6 +112,11 @@ class Timer:
             times.append((time.perf_counter_ns() - begin) / 1e3)
         self._bench.stream.synchronize()
         return self._samples(what, "wall", times[_WARMUPS:], _HOST_CALLS, _WARMUPS * _HOST_CALLS)
+
+    def _pause(self) -> None:
+        if self._rest:
+            self._bench.stream.synchronize()
+            self._sleep(self._rest)
 
     def _samples(self, what: str, timing: str, times: list[float], calls: int, warmups: int) -> Samples:
         values = tuple(max(value / calls, 1e-3) for value in times)
