@@ -142,7 +142,7 @@ def test_empty_sequences_with_unmapped_pages(stream: Stream) -> None:
 
 
 def test_lengths_that_fall_are_no_fault(stream: Stream) -> None:
-    """ONNX Runtime does not define them; here nothing outside the arrays is touched, and every output is set."""
+    """ONNX Runtime does not define them; nothing outside the arrays is touched, and every output is set."""
     problem = build(Case((2, 3), (30, 5), heads=4, block_size=16))
     starts = problem.inputs["cumulative_sequence_length"].copy()
     for values in ([0, 5, 3], [3, 1, 5], [5, 0, 0]):

@@ -25,7 +25,7 @@ from paged_cuda.operands import OperandCheck, Operands, StepGeometry, geometry_o
 from paged_cuda.params import frozen_params
 from paged_cuda.paths import choose_path
 from paged_cuda.stream import StreamLike, stream_handle
-from paged_cuda.tensor_maps import aligned_maps
+from paged_cuda.tensor_maps import MapEncoder
 from paged_cuda.violations import ViolationCounter, Violations
 from paged_cuda.workspace import Workspace
 
@@ -106,9 +106,9 @@ class PagedAttention:
         self._kernels: list[LoadedKernel] = []
         self._launchers: list[Launcher] = []
         self._settled_launchers: list[Launcher] = []  # without the schedule
-        self._maps = aligned_maps()
+        plan = next((spec.maps for spec in self._step.launches if spec.maps), None)
+        self._maps = None if plan is None else MapEncoder(plan)
         self._maps_stale = False
-        self._map_plan = next((spec.maps for spec in self._step.launches if spec.maps), None)
         self._violations: ViolationCounter | None = None
         # Whether memory of ours could be freed under a graph that somebody else captured.
         self._loose = debug or self.workspace_bytes > 0
@@ -159,7 +159,7 @@ class PagedAttention:
             spec.grid,
             spec.block,
             spec.shared_bytes,
-            (self._params, self._maps) if spec.maps else (self._params,),
+            (self._params, self._maps.maps) if spec.maps and self._maps else (self._params,),
             programmatic=spec.programmatic,
         )
 
@@ -281,7 +281,7 @@ class PagedAttention:
         params.sin_cache = operands.sin_cache.pointer if rotary and operands.sin_cache else 0
         params.output = operands.output.pointer
         params.lse = 0 if operands.lse is None else operands.lse.pointer
-        self._maps_stale = self._map_plan is not None
+        self._maps_stale = self._maps is not None
 
     def _launch(self, arrays: tuple[object, ...], stream: int, reuse_schedule: bool) -> None:
         if self._params.tokens == 0:
@@ -293,8 +293,8 @@ class PagedAttention:
             if not graph.retain(self, arrays) and self._loose and driver.is_capturing(stream):
                 _immortal.append((self._workspace, self._violations))
                 self._loose = False
-            if self._map_plan is not None and self._maps_stale:
-                self._map_plan.encode(self._maps, driver, self._params)
+            if self._maps_stale and self._maps is not None:
+                self._maps.update(driver, self._params)
                 self._maps_stale = False
             self._params.schedule_settled = reuse_schedule
             for launch in self._settled_launchers if reuse_schedule else self._launchers:

@@ -118,6 +118,49 @@ class MapPlan:
         maps.cache_slabs = 1 if single else self.cache_slabs
 
 
+_MOST_ENCODED = 1024  # sets of arrays whose maps are kept; a model has one a layer
+_KEY = (
+    "query",
+    "key_cache",
+    "query_rotary",
+    "tokens",
+    "num_blocks",
+    "block_shift",
+    "query_stride",
+    "page_stride",
+    "row_stride",
+)
+
+
+class MapEncoder:
+    """The maps of one operator, encoded anew only for arrays that it has not seen.
+
+    Attributes:
+        maps: What the kernel is given.
+    """
+
+    def __init__(self, plan: MapPlan) -> None:
+        self.maps = aligned_maps()
+        self._plan = plan
+        self._encoded: dict[tuple[int, ...], bytes] = {}
+
+    def update(self, driver: Driver, params: AttentionParams) -> None:
+        """Make `maps` those of the arrays in `params`.
+
+        Raises:
+            DriverError: The driver refuses a geometry; the next update starts anew.
+        """
+        key = tuple([getattr(params, name) for name in _KEY])
+        known = self._encoded.get(key)
+        if known is not None:
+            ctypes.memmove(ctypes.addressof(self.maps), known, len(known))
+            return
+        self._plan.encode(self.maps, driver, params)
+        if len(self._encoded) >= _MOST_ENCODED:
+            self._encoded.clear()
+        self._encoded[key] = bytes(self.maps)
+
+
 def _rows(
     address: int, channels: int, extents: tuple[int, int], strides: tuple[int, int], box: int, *, single: bool
 ) -> TensorMapGeometry:

@@ -7,6 +7,7 @@ Tests of the host side run against it anywhere. It executes no kernel, so it say
 from __future__ import annotations
 
 import ctypes
+import hashlib
 from dataclasses import dataclass
 
 from paged_cuda._driver import DeviceProperties, Dim, Driver, Launcher, TensorMapGeometry
@@ -209,6 +210,7 @@ class FakeDriver(FakeVirtualMemory):
                 "driver-call", "cuTensorMapEncodeTiled", "CUDA_ERROR_INVALID_VALUE", "CUDA_SUCCESS"
             )
         self.tensor_maps[address] = geometry
+        ctypes.memmove(address, hashlib.sha512(repr(geometry).encode()).digest() * 2, 128)
 
     def is_capturing(self, stream: int) -> bool:
         self._enter("is_capturing")
