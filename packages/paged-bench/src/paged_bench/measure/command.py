@@ -31,7 +31,7 @@ from paged_bench.measure.nvml import with_states
 from paged_bench.measure.options import MeasureOptions
 from paged_bench.measure.peers import Peer, all_peers, chosen_peers, is_installed, preload, version_of
 from paged_bench.measure.peers.torch_tools import torch_matmul
-from paged_bench.measure.progress import Progress, case_lines
+from paged_bench.measure.progress import Progress, case_lines, ceiling_line
 from paged_bench.measure.recording import Recorder, failed_case
 from paged_bench.measure.selfcheck import check_clock
 from paged_bench.measure.stack import StackRun
@@ -187,11 +187,7 @@ class _Session:
         ceilings = measure_ceilings(bench, dtypes, show=progress.show)
         recorder.ceilings((*ceilings.all, *(torch_matmul(bench, dtype) for dtype in dtypes if self._torch)))
         for one in recorder.record.ceilings:
-            unit = "us" if one.what == "launch" else "TFLOP/s" if one.what == "matmul" else "GB/s"
-            scale = {"us": 1.0, "TFLOP/s": 1e12, "GB/s": 1e9}[unit]
-            progress.line(
-                f"{one.what} {one.dtype or ''}: [bold]{one.value / scale:.4g}[/] {unit}  [dim]{one.method}[/]"
-            )
+            progress.line(ceiling_line(one))
         progress.begin("clock")
         check = check_clock(bench, ceilings.value("read"), ceilings.read_shape)
         recorder.add(check.case)
@@ -207,6 +203,12 @@ class _Session:
             balance=ceilings.value("matmul") / ceilings.value("read"),
             cache=self.cache,
         )
+        self._rounds(bench, method, guard, recorder, progress)
+
+    def _rounds(
+        self, bench: Bench, method: Method, guard: Guard, recorder: Recorder, progress: Progress
+    ) -> None:
+        """Measure every case once a round; peers in the first, and nothing again that failed."""
         pool, found = Pool(bench), dict[str, Measured]()
         for number in range(self.options.rounds):
             self.round = number + 1
@@ -214,7 +216,7 @@ class _Session:
                 progress.line(f"round {self.round} of {self.options.rounds}")
             for spec in sorted(self.specs, key=lambda spec: spec.layers > 1):
                 if number and spec.id not in found:
-                    continue  # it failed before
+                    continue
                 guard.between()
                 progress.begin(spec.label)
                 self._case(spec, bench, pool, method, found, recorder, progress)

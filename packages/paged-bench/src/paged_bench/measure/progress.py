@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from paged_bench.record import Case, Record
+from paged_bench.record import Case, Ceiling, Record
 
 
 class Progress:
@@ -64,6 +64,16 @@ class Progress:
         """Print a line that stays."""
         seconds = time.monotonic() - self._started
         self._console.print(f"[dim]{seconds:6.1f} s[/]  {text}", soft_wrap=True)
+
+
+_UNITS = {"matmul": ("TFLOP/s", 1e12), "launch": ("us", 1.0)}
+
+
+def ceiling_line(ceiling: Ceiling) -> str:
+    """Return a ceiling's line."""
+    unit, scale = _UNITS.get(ceiling.what, ("GB/s", 1e9))
+    name = f"{ceiling.what} {ceiling.dtype}" if ceiling.dtype else ceiling.what
+    return f"{name}: [bold]{ceiling.value / scale:.4g}[/] {unit}  [dim]{escape(ceiling.method)}[/]"
 
 
 def case_lines(record: Record, case: Case) -> list[str]:
