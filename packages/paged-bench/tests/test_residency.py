@@ -40,7 +40,7 @@ from paged_bench.residency.results import (
     StepResult,
 )
 from paged_bench.residency.shapes import SHAPES, Variant, variants
-from paged_bench.residency.text import render
+from paged_bench.residency.text import growth_table, render
 from paged_cuda import Device
 from paged_cuda.testing import FakeDriver
 
@@ -384,6 +384,15 @@ def test_the_demos_model_gives_the_same_and_what_the_page_shows(tmp_path):
         "paged-bench residency --backend fake --svg docs/_static/residency.svg"
     )
     assert figure(report).encode() == drawn
+
+
+def test_the_report_of_a_gpu_has_the_same_numbers_and_the_pages_table():
+    """A run on an H200 with random weights; its replays had the bits of launches over fresh memory."""
+    report = read_report((DOCS / "_static" / "residency-h200.json").read_text(encoding="utf-8"))
+    assert (report.backend, report.device) == ("cuda", "NVIDIA H200")
+    assert_published_numbers(report)
+    assert_crossing(report, True)
+    assert growth_table(report.crossing) in (DOCS / "residency.md").read_text(encoding="utf-8")
 
 
 def read_report(text):

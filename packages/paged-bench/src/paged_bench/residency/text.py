@@ -41,7 +41,7 @@ def render(report: Report) -> str:
     if report.crossing:
         parts += [
             f"\n{report.crossing_shape}: growth across granules",
-            _crossing(report.crossing),
+            growth_table(report.crossing),
         ]
     return "\n".join(parts) + "\n"
 
@@ -118,7 +118,8 @@ def _floors(report: Report) -> str:
     return table(("shape", "layout", *(f"{tokens:,}" for tokens in shown)), map(row, report.floors))
 
 
-def _crossing(stages: Sequence[CrossingResult]) -> str:
+def growth_table(stages: Sequence[CrossingResult]) -> str:
+    """Growth across granules, length by length."""
     words = {True: "equal", False: "DIFFER", None: "-"}
     head = (
         *("cache", "tokens", "granules", "planned B", "driver B"),
