@@ -27,7 +27,7 @@ def test_the_record_is_of_these_sources_or_the_pages_say_what_is_missing(record:
         return
     assert OPEN.exists(), "run `nox -s gpu_parity` on a GPU and commit its record"
     unproven = json.loads(OPEN.read_text(encoding="utf-8"))
-    assert unproven["sources_sha256"] == sources_digest(), "these kernels were never run: run `nox -s gpu_parity`"
+    assert unproven["sources_sha256"] == sources_digest(), "never run: run `nox -s gpu_parity`"
     assert unproven["why"]
     assert unproven["missing"]
     for page in PAGES:
