@@ -1,7 +1,8 @@
 """CUDA kernels for ONNX Runtime's PagedAttention, compiled by NVRTC without a toolkit.
 
 A `PagedAttention` is made of a checked call and `Bounds`, prepared once and then run, eagerly or in a
-`CapturedGraph`. It attends on tensor cores (`sm80`) where they serve the call, else by the `baseline` kernel.
+`CapturedGraph`. It attends on tensor cores where they serve the call (`sm90` on Hopper, `sm80`), else by the
+`baseline` kernel.
 
 Importing this touches no GPU and opens no library; `require_driver` and the constructors do.
 """
