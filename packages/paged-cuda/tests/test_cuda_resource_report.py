@@ -10,9 +10,16 @@ from paged_cuda.compiler import compile_kernels
 from paged_cuda.resource_report import Row, read_report, to_markdown, write_report
 from paged_cuda.signature import KernelSignature
 from paged_cuda.sources import sources_digest
-from paged_cuda.variants import VARIANTS, variant_of
+from paged_cuda.variants import ARCHITECTURES, VARIANTS, variant_of
 
 RECORDED = Path(__file__).parents[3] / "docs" / "measurements" / "kernel-resources.json"
+
+
+def test_the_recorded_report_is_of_these_sources() -> None:
+    head, rows = read_report(RECORDED)
+    redo = "run python -m paged_cuda compile --all --check --report docs/measurements/kernel-resources.json"
+    assert head["sources_sha256"] == sources_digest(), redo
+    assert len(rows) == sum(len(variant.architectures or ARCHITECTURES) for variant in VARIANTS), redo
 
 
 def test_only_what_the_variants_admit_spills() -> None:

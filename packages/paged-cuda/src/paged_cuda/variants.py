@@ -81,7 +81,7 @@ def _split() -> list[Variant]:
             for signature in _split_signatures(dtype, OPT_IN_BYTES.get(architecture, _HOPPER_BYTES)):
                 where.setdefault(signature, []).append(architecture)
     return [
-        _limited(signature, tuple(shipped), _LOCAL_BYTES.get(_size_and_tile(signature), 0))
+        _limited(signature, tuple(dict.fromkeys(shipped)), _LOCAL_BYTES.get(_size_and_tile(signature), 0))
         for signature, shipped in where.items()
     ]
 
