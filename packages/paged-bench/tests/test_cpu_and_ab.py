@@ -155,11 +155,22 @@ def test_an_interrupt_keeps_whole_rounds(tree, tmp_path, monkeypatch, capsys):
 def test_a_turn_over_another_tree_is_not_believed(tree):
     side = Side("base", tree, None)
     with pytest.raises(BenchError, match="does not say"):
-        side.check(a_part(1.0))
+        side.check(a_part(1.0), tree)
     digest = tree_digest(tree / "packages" / "paged-kv" / "src" / "paged_kv")
-    side.check(a_part(1.0).model_copy(update={"code": {"paged_kv": digest}}))
+    side.check(a_part(1.0).model_copy(update={"code": {"paged_kv": digest}}), tree)
     with pytest.raises(BenchError, match="paged_kv: was not imported from the tree of the base"):
-        side.check(a_part(1.0).model_copy(update={"code": {"paged_kv": "0" * 64}}))
+        side.check(a_part(1.0).model_copy(update={"code": {"paged_kv": "0" * 64}}), tree)
+
+
+def test_the_base_is_measured_by_the_paged_bench_of_the_head(tree, tmp_path):
+    base = tmp_path / "packages" / "paged-bench" / "src" / "paged_bench"
+    base.mkdir(parents=True)
+    (base / "older.py").write_text("", encoding="utf-8")
+    digests = [tree_digest(tree / "packages" / "paged-bench" / "src" / "paged_bench"), tree_digest(base)]
+    heads, bases = (a_part(1.0).model_copy(update={"code": {"paged_bench": one}}) for one in digests)
+    Side("base", tmp_path, None).check(heads, tree)
+    with pytest.raises(BenchError, match="paged_bench: was not imported from the tree of the head"):
+        Side("base", tmp_path, None).check(bases, tree)
 
 
 @pytest.mark.parametrize(

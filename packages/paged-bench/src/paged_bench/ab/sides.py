@@ -36,8 +36,8 @@ class Side:
         inherited = [path for path in (os.environ.get("PYTHONPATH"),) if path]
         return os.environ | {"PYTHONPATH": os.pathsep.join([*map(str, sources), *inherited])}
 
-    def check(self, record: Record) -> None:
-        """Make sure that a turn measured this tree and no other.
+    def check(self, record: Record, head: Path) -> None:
+        """Make sure that a turn measured this tree, with the `paged_bench` of `head`, and no other.
 
         Raises:
             BenchError: It imported something else, or does not say what.
@@ -45,9 +45,10 @@ class Side:
         if not record.code:
             raise BenchError(f"the suite over the {self.name}", "does not say which code ran", "update it")
         for package, digest in record.code.items():
-            source = self.tree / "packages" / package.replace("_", "-") / "src" / package
-            if tree_digest(source) != digest:
-                problem = f"was not imported from the tree of the {self.name}, or it changed meanwhile"
+            folder = package.replace("_", "-")
+            tree, whose = (self.tree, self.name) if folder in UNDER_TEST else (head, "head")
+            if tree_digest(tree / "packages" / folder / "src" / package) != digest:
+                problem = f"was not imported from the tree of the {whose}, or it changed meanwhile"
                 raise BenchError(package, problem, "leave the tree alone, and uninstall other copies")
 
 
@@ -96,7 +97,7 @@ def turn(side: Side, head: Path, words: list[str], out: Path) -> Record:
         last = [f"status {done.returncode}", *done.stderr.strip().splitlines()][-1]
         told = last.removeprefix("paged-bench: error: ")
         raise BenchError(f"the suite over the {side.name}", told, "run it alone to see more")
-    side.check(record)
+    side.check(record, head)
     return record
 
 
