@@ -86,6 +86,12 @@ def test_noise_of_5_percent_is_not_flagged(seed):
     assert one_verdict(simulated(rng), simulated(rng, median=52.5)) not in flagged
 
 
+@pytest.mark.parametrize(("calls", "verdict"), [(1, Verdict.SAME), (10_000, Verdict.MUCH_SLOWER)])
+def test_what_the_clock_resolves_is_shared_by_the_calls_of_a_sample(calls, verdict):
+    before, after = (steady(*[us] * 30, calls=calls) for us in (0.04, 0.08))
+    assert one_verdict(before, after) is verdict
+
+
 @settings(deadline=None, max_examples=30)
 @given(seed=SEEDS)
 def test_a_delay_of_40_percent_is_red(seed):

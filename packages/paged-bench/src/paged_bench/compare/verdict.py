@@ -72,10 +72,10 @@ class Row:
 def resolution_us(samples: Samples) -> float:
     """Return the least difference that the clock behind the samples can be trusted with.
 
-    Events on the device step by half a microsecond, shared by the calls between them; the CPU's clock by
-    about 50 ns.
+    The CPU's clock steps by about 50 ns and events on the device by half a microsecond, shared by the calls
+    between two readings; a launch on the device is not trusted below 50 ns however many there are.
     """
-    return 0.05 if samples.timing == "wall" else max(0.05, 0.5 / samples.calls)
+    return 0.05 / samples.calls if samples.timing == "wall" else max(0.05, 0.5 / samples.calls)
 
 
 def judge(base: Samples, head: Samples, noise: float, key: str) -> tuple[Ratio | None, Verdict, str]:
