@@ -151,7 +151,10 @@ def test_misuse_of_a_grant() -> None:
     governor, other = MemoryGovernor(device=100), MemoryGovernor(device=100)
     cache, stranger = governor.register("cache"), other.register("cache")
     grant = governor.grant(cache, 60)
-    for bad in ((61,), (-1,), (60, 61), (10, -1), (0, 5, 6)):
+    too_much = ((61,), (-1,), (60, 61), (10, -1), (0, 5, 6))
+    no_handles = ((20, 0), (20, 19), (20, 20, 1))
+    no_bytes = ((1.5,), ("1",), (1, 1.0), (1, 1, None))
+    for bad in (*too_much, *no_handles, *no_bytes):
         with pytest.raises(GrantOverrun) as caught:
             grant.settle(*bad)
         assert caught.value.numbers["granted"] == 60
@@ -216,6 +219,11 @@ def test_an_allowance_leased_for_good_survives_releases() -> None:
     governor.released(cache, 50)
     assert governor.account(cache).allowance == 20
     assert isinstance(governor.lease_allowance(cache, 81), AdmissionRefused)
+    governor.set_reclaim(cache, lambda nbytes: nbytes)  # it may still choose to give way
+    with governor.grant(governor.register("other"), 90) as grant:
+        assert governor.account(cache).allowance == 10
+        grant.settle(0)
+    assert governor.account(cache).allowance == 20
     governor.unregister(cache)
     assert numbers(governor)[0] == (0, 0)
 
@@ -286,6 +294,32 @@ def test_who_waits_too_long_is_refused() -> None:
         thread.join()
     assert [refused.reason for refused in results] == ["open_grant"] * 4
     assert isinstance(governor.grant(cache, 1), MappedGrowthGrant)
+
+
+def test_who_is_interrupted_while_waiting_leaves_no_place_in_the_queue(monkeypatch) -> None:
+    governor = MemoryGovernor(device=100)
+    cache = governor.register("cache")
+    caught: list[str] = []
+
+    def interrupted(timeout=None) -> bool:
+        raise KeyboardInterrupt
+
+    def claims() -> None:
+        for call in (lambda: governor.grant(cache, 1), lambda: governor.reserve("x", 1)):
+            try:
+                call()
+            except KeyboardInterrupt:
+                caught.append("interrupt")
+
+    with governor.grant(cache, 10):
+        monkeypatch.setattr(governor._lock, "wait", interrupted)
+        thread = threading.Thread(target=claims)
+        thread.start()
+        thread.join()
+        monkeypatch.undo()
+    assert caught == ["interrupt"] * 2
+    with governor.grant(cache, 1, timeout=0.0) as grant:
+        assert isinstance(grant, MappedGrowthGrant)
 
 
 def test_claims_ahead_are_leased_and_refused_like_others() -> None:

@@ -83,7 +83,10 @@ class MemoryGovernor(HolderAccounts):
     def lease_allowance(
         self, holder: Holder, nbytes: int, *, timeout: float = GRANT_TIMEOUT
     ) -> AdmissionRefused | None:
-        """Lease bytes for the holder's later growth, which it keeps until it is unregistered; None when done.
+        """Lease bytes for the holder's later growth; None when done.
+
+        Releasing handles does not give them back. What the holder does not use may go to others when its
+        `reclaim` gives way; the rest goes when it is unregistered.
 
         Raises:
             InvalidGeometry: not a size.

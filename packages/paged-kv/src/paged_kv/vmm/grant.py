@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from paged_kv.errors import ForeignGrant, GrantOverrun, GrantSettled
+from paged_kv.geometry import is_integer
 
 from .ledger import Account
 
@@ -112,20 +113,27 @@ class MappedGrowthGrant:
 
         Raises:
             GrantSettled: it was ended before.
-            GrantOverrun: more than was granted.
+            GrantOverrun: not bytes, more than was granted, or more mapped than there are handles for.
         """
         self.require(self._governor, self.holder)
-        created = max(0, mapped - self.sources.pooled) if owned is None else owned
-        if not (0 <= mapped <= self.nbytes and 0 <= quarantined <= created <= self.sources.fresh):
+        pooled, fresh = self._governor.account(self.holder).pooled, self.sources.fresh
+        created = max(0, mapped - self.sources.pooled) if owned is None and is_integer(mapped) else owned
+        if (
+            not (is_integer(mapped) and is_integer(created) and is_integer(quarantined))
+            or not (0 <= mapped <= self.nbytes and 0 <= quarantined <= created <= fresh)
+            or mapped > pooled + created - quarantined
+        ):
             raise GrantOverrun(
-                f"{mapped} bytes mapped and {created} created under a grant of {self.nbytes}, of which "
-                f"{self.sources.fresh} may be new",
+                f"{mapped!r} bytes mapped, {created!r} created and {quarantined!r} of them out of service "
+                f"under a grant of {self.nbytes}, of which {fresh} may be new; {pooled} are pooled",
                 mapped=mapped,
                 owned=created,
+                quarantined=quarantined,
                 granted=self.nbytes,
-                fresh=self.sources.fresh,
+                fresh=fresh,
+                pooled=pooled,
             )
-        self._governor.apply_settle(self, mapped, created, quarantined)
+        self._governor.apply_settle(self, int(mapped), int(created), int(quarantined))
 
     def rollback(self) -> None:
         """End the grant with nothing mapped.

@@ -103,7 +103,7 @@ class Account:
     """The mutable form of `AccountStats`, and how its holder gives way.
 
     Attributes:
-        floor: the allowance that is never given back by releasing handles.
+        floor: the allowance that releasing handles does not give back; giving way to others does.
         priority: who is asked first to give way: the lowest.
         reclaim: asked to give up bytes that are not owned; says how many it can spare.
         held: pooled bytes that an open grant of the holder counts on.

@@ -39,11 +39,13 @@ class Turns:
                     thread=me.thread,
                 )
             self._queue.append(me)
-            if self._condition.wait_for(lambda: self._queue[0] is me, timeout):
-                return me
-            self._queue.remove(me)
-            self._condition.notify_all()
-            return None
+            mine = False
+            try:
+                mine = self._condition.wait_for(lambda: self._queue[0] is me, timeout)
+            finally:
+                if not mine:  # an interrupt while waiting leaves no place behind either
+                    self._apply_leave(me)
+            return me if mine else None
 
     @contextmanager
     def turn(self, timeout: float) -> Iterator[bool]:
@@ -62,5 +64,8 @@ class Turns:
     def apply_pass(self, ticket: Ticket) -> None:
         """Give the turn to the next in line."""
         with self._condition:
-            self._queue.remove(ticket)
-            self._condition.notify_all()
+            self._apply_leave(ticket)
+
+    def _apply_leave(self, ticket: Ticket) -> None:
+        self._queue.remove(ticket)
+        self._condition.notify_all()
