@@ -16,6 +16,7 @@ from paged_bench.compare.limits import limits
 from paged_bench.compare.markdown import markdown
 from paged_bench.compare.terminal import show
 from paged_bench.compare.verdict import Verdict
+from paged_bench.compare.words import headline
 from paged_bench.errors import ComparisonError
 from paged_bench.record import (
     Case,
@@ -256,9 +257,22 @@ def test_patch_versions_and_our_own_packages_may_differ():
         compare(a_record(cases), a_record(cases, environment=other))
 
 
-def test_records_without_any_case_are_refused():
-    with pytest.raises(ComparisonError):
-        compare(a_record({}), a_record({}))
+def test_records_without_a_case_in_common_are_refused():
+    ours = a_record({"a": [steady(*[1.0] * 9)]})
+    for other in (a_record({}), a_record({"b": [steady(*[1.0] * 9)]})):
+        with pytest.raises(ComparisonError, match="no case in common"):
+            compare(ours, other)
+    row = PeerRow(peer="sdpa", series=(steady(*[1.0] * 9),))
+    peers = ours.model_copy(update={"cases": (Case(id="a", title="A", group="g", peers=(row,)),)})
+    with pytest.raises(ComparisonError, match="peers alone"):
+        compare(peers, peers)
+
+
+def test_cases_that_fail_on_both_sides_are_no_good_news():
+    comparison = compare(a_record({"a": "no memory"}), a_record({"a": "no memory"}))
+    assert headline(comparison) == "1 fails in both"
+    assert "Nothing could be compared" in markdown(comparison)
+    assert "✅" not in markdown(comparison)
 
 
 def test_the_limits_are_those_of_this_pair():
@@ -310,7 +324,7 @@ def test_a_narrow_terminal_still_names_the_case_and_its_change(width):
 
 
 def test_markup_in_a_record_stays_text():
-    title = "<img src=x> | [b]bold[/b] @somebody"
+    title = "<img src=x> | [b]bold[/b] @somebody ![a](http://a.example)"
     case = Case(id="a", title=title, group="g", series=(steady(*[100.0] * 9),))
     record = a_record({}).model_copy(update={"cases": (case,)})
     comparison = compare(record, record)
@@ -321,6 +335,7 @@ def test_markup_in_a_record_stays_text():
     assert "<img" not in text
     assert "\\|" in text
     assert "@somebody" not in text
+    assert "!\\[a\\](http" in text
 
 
 def test_a_terminal_obeys_nothing_from_a_record():
@@ -341,10 +356,13 @@ def test_a_terminal_obeys_nothing_from_a_record():
 
 def test_the_action_json_has_one_entry_a_series():
     cases = {"a": [steady(1.0, 2.0, 3.0), steady(5.0, what="step", timing="eager")], "b": "failed"}
+    cases["c"] = [steady(7.0, timing="graph"), steady(8.0, timing="eager")]
     entries = json.loads(action_json(a_record(cases)))
     assert [(one["name"], one["unit"], one["value"]) for one in entries] == [
         ("A", "µs", 2.0),
         ("A · step, eager", "µs", 5.0),
+        ("C · call", "µs", 7.0),
+        ("C · call, eager", "µs", 8.0),
     ]
     assert entries[0]["range"] == "1.50 µs to 2.50 µs"
     assert "range" not in entries[1]

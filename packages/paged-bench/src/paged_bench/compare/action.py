@@ -11,8 +11,7 @@ from paged_bench.record import Record, Samples
 def action_json(record: Record) -> str:
     """Return one entry a series: the median, its quartiles, and what it is.
 
-    Example:
-        The names are titles with the series, so that a chart of years keeps one line a case.
+    The names are titles with the series, so that a chart of years keeps one line a series.
     """
     entries = []
     for case in record.cases:

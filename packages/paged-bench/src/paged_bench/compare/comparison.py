@@ -73,9 +73,11 @@ def compare(base: Record, head: Record, *, force: bool = False) -> Comparison:
     if found and not force:
         shown = ", ".join(f"{one.key} ({one.base} and {one.head})" for one in found)
         raise ComparisonError("records", f"differ in {shown}", "measure both on one machine, or use --force")
+    if not {case.id for case in base.cases} & {case.id for case in head.cases}:
+        raise ComparisonError("records", "have no case in common", "give records of one suite")
     pairs, unmatched = _match(base, head)
     if not pairs and not unmatched:
-        raise ComparisonError("records", "have no case at all", "give records with cases")
+        raise ComparisonError("records", "hold samples of peers alone", "give records of this project's code")
     noise = statistics.median([pair.noise for pair in pairs if pair.noise is not None] or [0.0])
     rows = [row(pair, noise) for pair in pairs]
     order = {verdict: place for place, verdict in enumerate(Verdict)}

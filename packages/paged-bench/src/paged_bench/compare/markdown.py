@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from paged_bench.compare.comparison import Comparison
 from paged_bench.compare.limits import limits
 from paged_bench.compare.verdict import Verdict
@@ -14,6 +16,7 @@ from paged_bench.compare.words import (
     side_text,
     time_text,
 )
+from paged_bench.plain import plain
 
 LEGEND = (
     "⚠️ from 15 % slower, 🔴 from 30 % slower, 🟢 from 15 % faster; each only where the 95 % interval of the "
@@ -57,6 +60,8 @@ def _title(comparison: Comparison) -> str:
         return "🔴 Slower than the base"
     if comparison.count(Verdict.SLOWER):
         return "⚠️ Somewhat slower than the base"
+    if not comparison.rows:
+        return "❔ Nothing could be compared"
     return "✅ No slowdown found"
 
 
@@ -75,5 +80,6 @@ def _table(comparison: Comparison, verdicts: set[Verdict]) -> list[str]:
 
 def _plain(text: str) -> str:
     """Keep a text from a record from being read as markup."""
-    escaped = text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+    escaped = re.sub(r"[\\|\[\]]", r"\\\g<0>", plain(" ".join(text.split())))
+    escaped = escaped.replace("&", "&amp;").replace("<", "&lt;")
     return escaped.replace("@", "@\u200b")  # a name in a record must not notify anybody

@@ -39,7 +39,7 @@ def series_name(title: str, what: str, timing: str) -> str:
         ('a case · step, eager', 'a case')
     """
     title, what = plain(title), plain(what)
-    if what in ("", "call"):
+    if not what or (what, timing) == ("call", "wall"):
         return title
     return title + f" · {what}" + (f", {timing}" if timing != "graph" else "")
 
@@ -55,7 +55,7 @@ def headline(comparison: Comparison) -> str:
     parts = [f"{number} {verdict.word}" for verdict, number in counts if number]
     if comparison.broken:
         parts.insert(0, f"{len(comparison.broken)} no longer run")
-    for state in ("new", "removed"):
+    for state in ("fails in both", "failed before", "new", "removed"):
         number = sum(one.state == state for one in comparison.unmatched)
         parts += [f"{number} {state}"] if number else []
     return ", ".join(parts)
