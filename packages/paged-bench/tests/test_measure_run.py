@@ -17,6 +17,7 @@ from paged_bench.measure.command import run
 from paged_bench.measure.nvml import GpuState
 from paged_bench.measure.options import MeasureOptions
 from paged_bench.measure.peers import PeerCalls, Unsuitable
+from paged_bench.measure.step import operator_of, run_step
 from paged_bench.measure.suite import CaseSpec
 from paged_bench.measure.testing import IDLE, SimulatedGpu, attend, simulated_machine
 from paged_bench.record import Record, load
@@ -192,6 +193,25 @@ def test_an_output_that_changes_while_it_is_timed_takes_the_figures_away(runs):
     assert "other bits" in runs.record.case(DECODE.id).failed
 
 
+@pytest.mark.parametrize("kernel", ["baseline", "sm80"])
+def test_attention_that_is_wrong_only_by_itself_takes_the_figures_away(runs, kernel):
+    """Its graph is what the main figure times, and no append runs in it."""
+    symbols = [""]
+
+    def look(symbol: str) -> None:
+        if symbol.startswith(("append", "baseline", "sm80")):
+            symbols.append(symbol)
+
+    def spoil(output: np.ndarray) -> None:
+        if not symbols[-2].startswith("append"):
+            output[0, 0] += 0.5
+
+    runs.gpu.before_launch, runs.gpu.spoil = look, spoil
+    assert runs(DECODE, kernel=kernel) == 1
+    assert "attention alone" in runs.record.case(DECODE.id).failed
+    assert runs.record.case(DECODE.id).series == ()
+
+
 def test_an_interrupt_keeps_what_was_measured(runs):
     launches = iter(range(10**9))
 
@@ -322,6 +342,13 @@ def test_a_gpu_that_is_not_free_is_refused_unless_forced(runs, state, problem):
     assert problem in runs.text
 
 
+def test_what_the_management_library_does_not_say_is_not_counted(runs):
+    assert runs(DECODE, look=lambda uuid: GpuState()) == 0
+    assert runs.record.environment.gpu.other_processes is None
+    assert runs(DECODE) == 0
+    assert runs.record.environment.gpu.other_processes == 0
+
+
 def test_somebody_who_comes_in_the_middle_stops_the_run(runs):
     looks = iter(range(10**9))
 
@@ -388,19 +415,23 @@ def test_a_comparison_flags_a_delay_of_20_per_cent_and_not_of_5(runs, delay, ver
 
 
 class Copycat:
-    """A peer that hands out what the operator computed, or something else."""
+    """A peer that runs the operator once, or writes nothing, or fails; its timed calls are idle."""
 
     name = "copycat"
     title = "Copycat"
     modules = ("numpy",)
     distribution = "numpy"
 
-    def __init__(self, error: Exception | None = None) -> None:
+    def __init__(self, error: Exception | None = None, cubins: CubinCache | None = None) -> None:
         self._error = error
+        self._cubins = cubins
 
     def prepare(self, bench, spec, sets):
         if self._error is not None:
             raise self._error
+        if self._cubins is not None:
+            operator = operator_of(spec, bench.device, kernel="baseline", cache=self._cubins).prepare()
+            run_step(operator, sets[0], bench.stream.handle)
         return PeerCalls([bench.kernels("bfloat16").spin(1980 * 30)] * len(sets), sets[0].output, None)
 
 
@@ -417,9 +448,16 @@ def test_a_peer_that_fails_is_a_row_that_says_why(runs, error, told):
     assert (row.peer, row.failed) == ("Copycat", told)
 
 
+def test_a_peer_that_writes_nothing_is_not_judged_by_what_the_operator_left(runs):
+    assert runs(replace(DECODE, rotary_dim=0), peers=(Copycat(),)) == 0
+    (row,) = runs.record.cases[-1].peers
+    assert "not finite" in row.failed
+    assert row.series == ()
+
+
 def test_a_right_peer_is_timed_and_a_wrong_one_is_not(runs):
     unrotated = replace(DECODE, rotary_dim=0)
-    assert runs(unrotated, DECODE, peers=(Copycat(),), rounds=2) == 0
+    assert runs(unrotated, DECODE, peers=(Copycat(cubins=runs.cubins),), rounds=2) == 0
     (right,), (wrong,) = (runs.record.case(spec.id).peers for spec in (unrotated, DECODE))
     assert right.series[0].median == pytest.approx(31, rel=0.02)
     assert right.correctness.relative_error < 5e-3

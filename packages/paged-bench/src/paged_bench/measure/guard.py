@@ -36,14 +36,14 @@ class Guard:
         self._look = look
         self._force = force
         self._sleep = sleep
-        self._others: frozenset[int] = frozenset()
+        self._others: frozenset[int] | None = None
         self._known: frozenset[int] | None = None
         self.notes: list[str] = []
 
     @property
-    def others(self) -> int:
-        """Processes that were there before this one."""
-        return len(self._others)
+    def others(self) -> int | None:
+        """Processes that were there before this one; None where that could not be asked."""
+        return None if self._others is None else len(self._others)
 
     def before(self) -> GpuState:
         """Look before this process opens the GPU.
@@ -59,7 +59,7 @@ class Guard:
         state = states[-1]
         if state.mig:
             self._refuse("is cut into MIG slices, whose ceilings are not those of the GPU", "disable MIG")
-        self._others = state.processes or frozenset()
+        self._others = state.processes
         if self._others:
             self._refuse(f"{len(self._others)} other process(es) compute on it")
         busy = min((one.utilization or 0) for one in states)
