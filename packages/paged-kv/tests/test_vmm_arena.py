@@ -404,7 +404,8 @@ def test_a_closed_arena() -> None:
     assert arena.close() == DecommitOutcome(6 * G, 0)
     assert arena.is_closed
     assert arena.close() == DecommitOutcome(0, 0)
-    for call in (lambda: arena.commit(plan), lambda: decommit(arena, 0)):
+    waits = (arena.wait_idle, arena.require_idle, lambda: arena.wait_ready(1), lambda: arena.fence.record(1))
+    for call in (lambda: arena.commit(plan), lambda: decommit(arena, 0), *waits):
         with pytest.raises(ArenaClosed):
             call()
     stand.verify_empty()

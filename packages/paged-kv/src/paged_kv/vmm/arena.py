@@ -175,9 +175,11 @@ class VirtualArena:
         """Let the host wait for everything that was launched, and for the zeroing of commits.
 
         Raises:
+            ArenaClosed: there is nothing to wait for any more.
             CaptureInProgress: this thread captures.
             DriverCallFailed: with the streams still busy.
         """
+        self._require_open()
         self.fence.wait()
         with self.pool.gate.memory():
             self.pool.calls("fence", self.pool.driver.wait_event, self._ready)
@@ -186,9 +188,11 @@ class VirtualArena:
         """Refuse to go on while launched work, or the zeroing of a commit, may touch the cache.
 
         Raises:
+            ArenaClosed: it was closed.
             WorkInFlight: with the busy streams.
             DriverCallFailed: an event could not be asked.
         """
+        self._require_open()
         self.fence.require_idle()
         stream = self._last_stream
         if stream is None:
@@ -205,9 +209,11 @@ class VirtualArena:
         """Let later work on `stream` wait until all that was committed is zero.
 
         Raises:
+            ArenaClosed: it was closed.
             CaptureInProgress: this thread captures.
             DriverCallFailed: it could not.
         """
+        self._require_open()
         self.pool.gate.require_not_capturing()
         self.pool.calls("publish", self.pool.driver.stream_wait_event, stream, self._ready)
 
@@ -261,9 +267,12 @@ class VirtualArena:
             self.wait_idle()
             self.close()
 
-    def _require_plan(self, plan: CommitPlan | DecommitPlan) -> None:
+    def _require_open(self) -> None:
         if self._closed:
             raise ArenaClosed("the arena was closed; make another")
+
+    def _require_plan(self, plan: CommitPlan | DecommitPlan) -> None:
+        self._require_open()
         if plan.table is not self.table or plan.version != self.table.version:
             raise ForeignPlan(
                 f"the plan is for version {plan.version} of its arena's state, this arena is at "

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from paged_kv.errors import DriverCallFailed, WorkInFlight
+from paged_kv.errors import ArenaClosed, DriverCallFailed, WorkInFlight
 
 from .capture import CaptureGate
 from .driver import DriverCalls, VmmDriver
@@ -24,6 +24,7 @@ class WorkFence:
         self._calls = DriverCalls(driver)
         self._events: dict[int, int] = {}
         self._unknown: set[int] = set()
+        self._closed = False
         self._lock = threading.Lock()
 
     def record(self, stream: int) -> None:
@@ -32,9 +33,12 @@ class WorkFence:
         The stream must not be capturing: the event would become part of the graph. Others may.
 
         Raises:
+            ArenaClosed: it was closed, and with it what the work would touch.
             DriverCallFailed: the event could not be made or recorded; the stream counts as busy.
         """
         with self._lock:
+            if self._closed:
+                raise ArenaClosed("the arena was closed; launch nothing over it")
             self._unknown.add(stream)
             if stream not in self._events:
                 self._events[stream] = self._calls("fence", self._driver.create_event)
@@ -106,6 +110,7 @@ class WorkFence:
         """
         first: DriverCallFailed | None = None
         with self._lock:
+            self._closed = True
             while self._events:
                 _, event = self._events.popitem()
                 try:
