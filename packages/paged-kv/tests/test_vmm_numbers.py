@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from paged_kv.errors import InvalidGeometry
 from paged_kv.testing.vmm import VmmStand
 from paged_kv.vmm import (
     BasePlacement,
@@ -322,6 +323,19 @@ def test_the_shared_prefix_of_two_rows() -> None:
     assert two.physical_bytes(3_072, 2, shared_tokens=1_024) == 10 * G == 20_971_520
     private = two.physical_bytes(2_048, 1) - two.physical_bytes(1_024, 1)
     assert private == 4_194_304
+
+
+def test_sharing_is_not_judged_for_bindings_that_differ_or_rows_that_are_none() -> None:
+    kinds = tuple(
+        BindingGeometry(layout, 64, kv_heads=2, head_dim=4) for layout in (SEQ, KvLayout.HEAD_MAJOR)
+    )
+    with pytest.raises(InvalidGeometry):
+        Shareability.of(KvCacheGeometry(kinds), G)
+    one = Shareability.of(KvCacheGeometry(kinds[:1]), G)
+    for bad in (-1, 1.5):
+        for call in (one.physical_bytes, one.saved_bytes):
+            with pytest.raises(InvalidGeometry):
+                call(10, bad)
 
 
 def test_a_granule_of_nothing_shares_nothing() -> None:

@@ -237,6 +237,9 @@ def test_bad_placements() -> None:
     for where in ({"align": 128}, {"align": 16, "phase": 8}, {"phase": -1}):
         with pytest.raises(InvalidGeometry):
             Placement.of(geometry, 64, BasePlacement.PACKED, **where)
+    for how in ("packed", "dense", None):
+        with pytest.raises(InvalidGeometry):
+            Placement.of(geometry, 64, how)
     huge = BindingGeometry(KvLayout.SEQ_MAJOR, 1 << 52, kv_heads=1, head_dim=8)
     with pytest.raises(InvalidGeometry):
         Placement.of(KvCacheGeometry((huge, huge)), 64)

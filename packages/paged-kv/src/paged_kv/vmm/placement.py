@@ -104,9 +104,13 @@ class Placement:
 
         Raises:
             GranularityMismatch: the granule, or the alignment, is no power of two.
-            InvalidGeometry: the arena would have more than 2**24 granules or 2**56 bytes, or the phase is
-                not aligned.
+            InvalidGeometry: the arena would have more than 2**24 granules or 2**56 bytes, the phase is not
+                aligned, or there is no such placement.
         """
+        if not isinstance(placement, BasePlacement):
+            raise InvalidGeometry(
+                f"placement is {placement!r}; it must be a BasePlacement", given=repr(placement)
+            )
         unit = require_granularity(granularity)
         step = require_granularity(align) if placement is BasePlacement.PACKED else unit
         start = as_size("phase", phase, 0, MAX_BYTES)

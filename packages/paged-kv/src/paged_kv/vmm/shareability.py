@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paged_kv.errors import InvalidGeometry
 from paged_kv.geometry import INT64_MAX, as_size
 
 from .geometry import KvCacheGeometry
@@ -39,8 +40,20 @@ class Shareability:
 
     @classmethod
     def of(cls, geometry: KvCacheGeometry, granularity: int) -> Shareability:
-        """The fragments of `geometry`, whose bindings are alike."""
+        """The fragments of `geometry`, whose bindings are alike.
+
+        Raises:
+            InvalidGeometry: they are not: a token lengthens some of their fragments by more than others.
+        """
         first = geometry.bindings[0]
+        sizes = {binding.contiguous_bytes_per_token for binding in geometry.bindings}
+        if len(sizes) > 1:
+            raise InvalidGeometry(
+                f"a token adds from {min(sizes)} to {max(sizes)} bytes to a fragment; ask for each kind of "
+                "binding by itself",
+                minimum=min(sizes),
+                maximum=max(sizes),
+            )
         fragments = sum(binding.fragments for binding in geometry.bindings)
         return cls(fragments, first.contiguous_bytes_per_token, granularity)
 
@@ -71,6 +84,7 @@ class Shareability:
 
     def physical_bytes(self, tokens: int, sharers: int, *, shared_tokens: int = 0) -> int:
         """Physical bytes of `sharers` rows of `tokens`, of which a prefix of `shared_tokens` is common."""
+        as_size("sharers", sharers, 0, INT64_MAX)
         if not self.granularity:
             return sharers * self.fragments * self.fragment_bytes(tokens)
         each = -(-self.fragment_bytes(tokens) // self.granularity)
