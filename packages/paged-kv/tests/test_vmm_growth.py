@@ -362,6 +362,65 @@ def test_the_worker_keeps_ahead_of_the_steps() -> None:
     stand.verify_empty()
 
 
+def test_the_worker_goes_on_after_the_cache_has_shrunk() -> None:
+    stand, held, controller = made(stride=256)
+    controller.ensure(1)
+    with CommitAhead(controller, margin=512, stream=2) as ahead:
+        for kept in (0, 256):
+            ahead.poke(256)
+            while controller.committed < 768:
+                threading.Event().wait(0.001)
+            held.arena.wait_idle()
+            controller.shrink(min(kept, controller.capacity))
+            assert controller.committed <= 256
+            controller.ensure(256)
+        ahead.poke(256)
+        while controller.committed < 768:
+            threading.Event().wait(0.001)
+    assert (ahead.commits, ahead.problems) == (3, [])
+    stand.verify()
+
+
+def test_a_holder_that_fails_to_give_way_does_not_end_the_worker() -> None:
+    stand, _, controller = made(limit=4 * G, stride=256)
+    controller.ensure(1)
+
+    def broken(nbytes: int) -> int:
+        raise RuntimeError("cannot")
+
+    other = stand.governor.register("other", reclaim=broken)
+    with CommitAhead(controller, margin=512, stream=2) as ahead:
+        ahead.poke(256)
+        while not ahead.problems:
+            threading.Event().wait(0.001)
+        stand.governor.set_reclaim(other, None)
+        ahead.poke(512)
+        while len(ahead.problems) < 2:
+            threading.Event().wait(0.001)
+    assert str(ahead.problems[0]) == "cannot"
+    assert isinstance(ahead.problems[1], AdmissionRefused)
+
+
+def test_an_interrupted_shrink_leaves_no_capacity_without_memory() -> None:
+    stand, held, controller = made()
+    controller.ensure(1_024)
+
+    def interrupt(number: int, name: str) -> bool:
+        if name == "unmap" and held.arena.mapped_bytes < 7 * G:
+            raise KeyboardInterrupt
+        return False
+
+    stand.driver.arm(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        controller.shrink(100)
+    stand.driver.arm(None)
+    stand.verify()
+    assert (controller.capacity, controller.committed) == (100, 100)
+    assert controller.ensure(1_024).billed_bytes == 2 * G
+    element(controller, 1, 0, 1, 1_023)
+    stand.verify()
+
+
 def test_what_goes_wrong_ahead_is_kept_and_the_step_finds_out() -> None:
     stand, _, controller = made(limit=2 * G)
     controller.ensure(1)

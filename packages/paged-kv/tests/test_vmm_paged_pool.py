@@ -295,6 +295,34 @@ def test_a_granule_that_could_not_be_unmapped_is_not_grown_over() -> None:
     scene.check()
 
 
+def test_an_interrupted_shrink_leaves_no_page_without_memory() -> None:
+    scene = Scene(first=33)
+
+    def interrupt(number: int, name: str) -> bool:
+        if name == "unmap" and number > 5:
+            raise KeyboardInterrupt
+        return False
+
+    scene.stand.driver.arm(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        scene.paged.shrink(5)
+    scene.stand.driver.arm(None)
+    assert scene.paged.num_blocks == 5
+    scene.check()
+    scene.paged.grow(33)
+    scene.check()
+
+
+def test_new_memory_is_zero_and_a_page_that_kept_its_granule_keeps_its_content() -> None:
+    scene = Scene(first=7)  # four pages a granule: pages 4 to 6 lie in the second
+    base = scene.held.address_of(0)
+    scene.stand.driver.view(base, 7 * 1_024)[:] = 7
+    scene.paged.shrink(5)
+    scene.paged.grow(12)
+    assert (scene.stand.driver.view(base, 7 * 1_024) == 7).all()
+    assert not scene.stand.driver.view(base + 8 * 1_024, 4 * 1_024).any()
+
+
 def test_a_shrink_that_meets_new_work_puts_the_pages_back() -> None:
     scene = Scene(first=33)
     arena = scene.held.arena

@@ -1,8 +1,9 @@
 """Committing memory ahead of need, on a thread of its own, so that no step waits for the driver.
 
-The step says how far it is (`poke`, one comparison); the worker keeps the memory a margin ahead. It never
-publishes: that is the step's own growth, which then maps nothing. What goes wrong here is kept, not raised:
-the step finds out when it grows.
+The step says how far it is (`poke`, two comparisons); the worker keeps the memory a margin ahead, again after
+the controller has shrunk. It never publishes: that is the step's own growth, which then maps nothing. What
+goes wrong here, a holder that fails to give way included, is kept, not raised: the step finds out when it
+grows.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import threading
 from types import TracebackType
 
-from paged_kv.errors import KvError
 from paged_kv.geometry import INT64_MAX, as_size
 
 from .growth import KvGrowthController
@@ -36,16 +36,18 @@ class CommitAhead:
         self.controller, self._stream = controller, stream
         self._margin = as_size("margin", margin, 0, INT64_MAX)
         self._wanted = 0
+        self._reached = 0
         self._wake = threading.Event()
         self._stopped = False
-        self.problems: list[AdmissionRefused | KvError] = []
+        self.problems: list[AdmissionRefused | Exception] = []
         self.commits = 0
         self._thread = threading.Thread(target=self._work, name="paged-kv-commit-ahead", daemon=True)
 
     def poke(self, tokens: int) -> None:
-        """The step has `tokens` tokens a row. Costs one comparison, and waits for nothing."""
+        """The step has `tokens` tokens a row. Costs two comparisons, and waits for nothing."""
         ahead = min(tokens + self._margin, self.controller.hard_max)
-        if ahead > self._wanted:
+        if ahead > self._wanted or self.controller.committed < self._reached:
+            self._reached = 0
             self._wanted = self.controller.capacity_for(ahead)
             self._wake.set()
 
@@ -80,13 +82,14 @@ class CommitAhead:
     def _commit(self, tokens: int) -> None:
         try:
             done = self.controller.commit_ahead(tokens, stream=self._stream)
-        except KvError as error:
+        except Exception as error:
             self._note(error)
-        else:
-            if isinstance(done, AdmissionRefused):
-                self._note(done)
-            elif done is not None:
-                self.commits += 1
+            return
+        if isinstance(done, AdmissionRefused):
+            self._note(done)
+            return
+        self.commits += done is not None
+        self._reached = tokens
 
-    def _note(self, problem: AdmissionRefused | KvError) -> None:
+    def _note(self, problem: AdmissionRefused | Exception) -> None:
         self.problems = [*self.problems, problem][-MAX_PROBLEMS:]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, replace
 
-from paged_kv.errors import LayoutRefused
+from paged_kv.errors import KvError, LayoutRefused
 from paged_kv.geometry import INT64_MAX, as_size
 
 from .buckets import DEFAULT_MIN_BUCKET, capacity_bucket, stride_bucket
@@ -208,11 +208,20 @@ class KvGrowthController:
         self.storage.gate.require_not_capturing()
         self.graph.require_between_steps()
         with self._lock:
-            outcome = self.storage.shrink(kept)
-            self._capacity, self._ahead = kept, 0
-            if self._signature is not None and not self._judge(kept).keep:
-                self._counters = replace(self._counters, invalidations=self._counters.invalidations + 1)
+            try:
+                outcome = self.storage.shrink(kept)
+            except KvError:  # nothing was given back
+                raise
+            except BaseException:  # an interrupt may come when some of it is gone
+                self._apply_shrunk(kept)
+                raise
+            self._apply_shrunk(kept)
             return outcome
+
+    def _apply_shrunk(self, kept: int) -> None:
+        self._capacity, self._ahead = kept, 0
+        if self._signature is not None and not self._judge(kept).keep:
+            self._counters = replace(self._counters, invalidations=self._counters.invalidations + 1)
 
     def _grow(self, bucket: int, stream: int) -> Growth | AdmissionRefused:
         old = self._capacity

@@ -1,15 +1,16 @@
 """A page pool whose memory comes and goes while its pages stay where they are.
 
 The cache tensors are reserved for the largest pool; granules are committed for the pages that are there. A
-page becomes free only after the memory behind it is committed and zeroed, and memory is taken away only
-after its pages left the pool. The block ids, the tensors' addresses and every captured graph stay good.
+page becomes free only after the memory behind it is committed, and memory is taken away only after its pages
+left the pool. New memory is zero; a page whose granule stayed mapped holds what it held, like any page that
+somebody had before. The block ids, the tensors' addresses and every captured graph stay good.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paged_kv.errors import CommitOutOfRange, InvalidGeometry
+from paged_kv.errors import CommitOutOfRange, InvalidGeometry, KvError
 from paged_kv.geometry import PageGeometry, as_size
 from paged_kv.manager import KVCacheManager
 from paged_kv.outcomes import PoolShrinkRefused
@@ -102,7 +103,7 @@ class PagedPool:
 
         Args:
             num_blocks: the null page included; at most the geometry's.
-            stream: the stream that writes to the cache; the new pages are zero in its order.
+            stream: the stream that writes to the cache; memory that is new is zero in its order.
 
         Returns:
             What was done, or why there may not be so much memory, with nothing changed.
@@ -156,8 +157,8 @@ class PagedPool:
             return refused
         try:
             memory = self.storage.shrink(int(num_blocks) * self.manager.geometry.block_size)
-        except BaseException:
-            self.manager.grow_pool(old)  # nothing was unmapped
+        except KvError:  # nothing was unmapped; after an interrupt something may be, and the pages stay away
+            self.manager.grow_pool(old)
             raise
         return PoolResized(old, int(num_blocks), memory)
 
