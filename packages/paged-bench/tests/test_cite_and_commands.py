@@ -144,6 +144,10 @@ def test_a_record_is_checked_and_marked(files, capsys):
     assert load(stale).cases == a_record().cases
     assert main(["record", "check", str(stale)]) == 0
     assert "append writes twice" in capsys.readouterr().out.splitlines()[-1]
+    marked = load(stale).history.model_copy(update={"because": "a\x1b[2J\nb"})
+    save(load(stale).model_copy(update={"history": marked}), files / "odd.json")
+    assert main(["record", "check", str(files / "odd.json")]) == 0
+    assert capsys.readouterr().out.endswith(": a?[2J?b\n")
     assert "history already" in refusal(["record", "history", stale, "--because", "again"], capsys)
     assert "empty" in refusal(["record", "history", files / "base.json", "--because", " "], capsys)
 

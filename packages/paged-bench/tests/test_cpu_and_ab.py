@@ -187,6 +187,7 @@ def test_the_base_is_measured_by_the_paged_bench_of_the_head(tree, tmp_path):
         (["ab", "--base", "--version", "--root", "{tree}", "--out", "{empty}/ab"], "--base"),
         (["ab", "--base", "HEAD", "--root", "{empty}", "--out", "{empty}/ab"], "no source tree"),
         (["ab", "--base", "HEAD", "--root", "{tree}", "--suite", "nope", "--out", "{empty}/ab"], "nope"),
+        (["ab", "--base", "HEAD", "--suite", "quick", "--select", "a", "--out", "{empty}/ab"], "--select"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(from_tree, tmp_path, capsys, words, named):
@@ -200,6 +201,23 @@ def test_bad_input_is_one_line_and_status_2(from_tree, tmp_path, capsys, words, 
     lines = [line for line in told.splitlines() if not line.startswith(("block", "round"))]
     assert (status, len(lines)) == (2, 1), told
     assert named in lines[0]
+
+
+def test_without_a_finished_block_no_file_is_left_or_spoken_of(from_tree, tmp_path, monkeypatch, capsys):
+    def interrupt(files, select):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("paged_bench.cpu.command.run_block", interrupt)
+    out = tmp_path / "cpu.json"
+    words = ["cpu", "--root", str(from_tree), "--out", str(out)]
+    assert main(words) == 2
+    assert not out.exists()
+    out.write_text("somebody's", encoding="utf-8")
+    assert main(words) == 2
+    assert out.read_text(encoding="utf-8") == "somebody's"
+    told = capsys.readouterr().err
+    assert told.count("interrupted; no block was finished") == 2
+    assert "holds" not in told
 
 
 @pytest.mark.parametrize(("option", "value"), [("--blocks", "0"), ("--blocks", "x"), ("--blocks", "1e3")])

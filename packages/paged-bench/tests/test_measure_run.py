@@ -466,6 +466,12 @@ def test_a_right_peer_is_timed_and_a_wrong_one_is_not(runs):
     assert wrong.series == ()
 
 
+def test_an_unknown_path_is_refused_before_anything_is_measured(runs):
+    with pytest.raises(OptionError, match="--kernel: there is no path 'sm70'; known are auto, sm90"):
+        runs(DECODE, kernel="sm70")
+    assert not runs.out.exists()
+
+
 def test_unknown_and_absent_peers_are_refused(runs):
     with pytest.raises(OptionError, match="there is no peer 'flashattention'"):
         runs(DECODE, peers=None, peers_named="flashattention")

@@ -11,7 +11,7 @@ from pathlib import Path
 from paged_bench.ab.sides import Side, sides, turn
 from paged_bench.compare.command import status, write
 from paged_bench.compare.comparison import compare
-from paged_bench.errors import BenchError
+from paged_bench.errors import BenchError, OptionError
 from paged_bench.record import Record, joined, load, save
 
 
@@ -26,6 +26,8 @@ def run(values: argparse.Namespace) -> int:
         OSError: a record cannot be written.
     """
     root = values.root.resolve()
+    if values.select and values.suite != "cpu":
+        raise OptionError("--select", "chooses benchmarks of the CPU suite alone", "leave it out")
     values.out.mkdir(parents=True, exist_ok=True)
     with sides(root, values.base) as both:
         _measure(both, root, values)

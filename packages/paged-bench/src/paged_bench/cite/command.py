@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paged_bench.cite.table import table
+from paged_bench.plain import plain
 from paged_bench.record import load, marked_history, save, stale_kernels
 
 
@@ -29,7 +30,7 @@ def check(files: Sequence[Path]) -> int:
             state, stale = f"STALE: {', '.join(changed)} changed since it was measured", True
         else:
             state = "present"
-        print(f"{path.name}: {len(record.cases)} cases, {record.created[:10]}, {state}")
+        print(f"{path.name}: {len(record.cases)} cases, {record.created[:10]}, {plain(state)}")
     return int(stale)
 
 

@@ -39,8 +39,7 @@ def run(root: Path, out: Path, *, select: str, blocks: int) -> int:
         OSError: the record cannot be written.
     """
     files = benchmark_files(root.resolve())
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.with_name(out.name).open("a").close()  # an unwritable place is found before the first benchmark
+    _try(out)
     started, environment, done = datetime.now(UTC), capture(), list[tuple[Case, ...]]()
     what = "The schema, the oracle and the page authority on the processor."
     record = Record(
@@ -60,9 +59,8 @@ def run(root: Path, out: Path, *, select: str, blocks: int) -> int:
         try:
             done.append(run_block(files, select))
         except KeyboardInterrupt:
-            raise BenchError(
-                "cpu suite", "interrupted", f"{out.name} holds {number - 1} of {blocks} blocks"
-            ) from None
+            kept = f"{out.name} holds {len(done)} of {blocks} blocks" if done else "no block was finished"
+            raise BenchError("cpu suite", "interrupted", kept) from None
         missing = None if number == blocks else f"after {number} of {blocks} blocks"
         record = record.model_copy(
             update={"stopped": missing, "environment": finish(environment), "cases": joined(done)}
@@ -70,6 +68,15 @@ def run(root: Path, out: Path, *, select: str, blocks: int) -> int:
         save(record, out)
     show(record)
     return int(any(case.failed for case in record.cases))
+
+
+def _try(out: Path) -> None:
+    """Find out before the first benchmark that a place cannot be written to, and leave it as it was."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    fresh = not out.exists()
+    out.open("a").close()
+    if fresh:
+        out.unlink()
 
 
 def show(record: Record) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from paged_cuda import ArgumentMismatch, CompileError, CubinCache, Device, DriverError, PagedCudaError
 from paged_cuda.loader import load_kernels
+from paged_cuda.paths import PATHS
 from rich.console import Console
 from rich.markup import escape
 
@@ -72,6 +73,9 @@ def run(
         NoDriver: There is no GPU.
         OSError: The record cannot be written.
     """
+    paths = ("auto", *(path.name for path in PATHS))
+    if options.kernel not in paths:
+        raise OptionError("--kernel", f"there is no path {options.kernel!r}", f"known are {', '.join(paths)}")
     chosen = chosen_peers(options.peers, peers)
     wanted = [spec for spec in (specs or cases_of(options.suite)) if options.wants(spec.id)]
     if not wanted:
