@@ -466,6 +466,15 @@ def test_a_right_peer_is_timed_and_a_wrong_one_is_not(runs):
     assert wrong.series == ()
 
 
+@pytest.mark.parametrize(("named", "told"), [("copycat", None), ("auto", None), ("none", "not asked for")])
+def test_the_record_says_who_was_asked_for(runs, monkeypatch, named, told):
+    for place in ("peers", "command"):  # as for the real ones, each call makes new objects
+        monkeypatch.setattr(f"paged_bench.measure.{place}.all_peers", lambda: (Copycat(),))
+    assert runs(DECODE, peers=None, peers_named=named) == 0
+    (block,) = runs.record.peers
+    assert (block.name, block.failed) == ("Copycat", told)
+
+
 def test_an_unknown_path_is_refused_before_anything_is_measured(runs):
     with pytest.raises(OptionError, match="--kernel: there is no path 'sm70'; known are auto, sm90"):
         runs(DECODE, kernel="sm70")

@@ -160,10 +160,10 @@ class _Session:
         return _INCOMPLETE if self.problems else 0
 
     def _peer_blocks(self) -> list[PeerBlock]:
-        blocks = []
+        blocks, asked = [], {peer.name for peer in self.peers}
         for peer in self.known:
             absent = None if is_installed(peer) else "not installed"
-            if absent is None and peer not in self.peers:
+            if absent is None and peer.name not in asked:
                 absent = "not asked for"
             blocks.append(PeerBlock(name=peer.title, version=version_of(peer), failed=absent))
         return blocks
