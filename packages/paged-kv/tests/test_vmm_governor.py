@@ -134,6 +134,23 @@ def test_a_victim_that_lies_or_fails_costs_nobody_anything() -> None:
     assert isinstance(governor.grant(cache, 40), MappedGrowthGrant)
 
 
+def test_nobody_leaves_while_a_grant_is_collected() -> None:
+    governor = MemoryGovernor(device=100)
+    cache = governor.register("cache")
+    victim = governor.register("victim", priority=0, reclaim=lambda nbytes: nbytes)
+    governor.lease_allowance(victim, 50)
+
+    def leave(nbytes: int) -> int:
+        with pytest.raises(GrantOverrun):
+            governor.unregister(victim)
+        return 0
+
+    governor.register("meddler", priority=1, reclaim=leave)
+    assert governor.grant(cache, 101).available == 100
+    governor.unregister(victim)
+    assert numbers(governor)[0] == (0, 0)
+
+
 def test_leaving_the_block_rolls_back() -> None:
     governor = MemoryGovernor(device=100)
     cache = governor.register("cache")

@@ -56,6 +56,7 @@ class MemoryGovernor(HolderAccounts):
         super().__init__()
         self._turns = Turns(self._lock)
         self._open: MappedGrowthGrant | None = None
+        self._collecting = False
         _governors.add(self)
 
     def register(
@@ -68,7 +69,9 @@ class MemoryGovernor(HolderAccounts):
             tier: which memory.
             priority: who gives way first: the lowest.
             reclaim: called with the bytes that another one needs, without any lock of the governor; frees
-                what it can, such as pooled handles, and returns the bytes to spare. None: never asked.
+                what it can, such as pooled handles, and returns the bytes to spare. It has the other one's
+                turn: it must not wait for a thread that may be waiting for a grant, such as one that grows
+                a cache. None: never asked.
 
         Raises:
             InvalidGeometry: there is no such tier, or the priority is no integer.
@@ -108,13 +111,15 @@ class MemoryGovernor(HolderAccounts):
 
         Raises:
             ForeignGrant: not a holder of this governor.
-            GrantOverrun: it still owns memory, or a grant is open, which may return bytes to it.
+            GrantOverrun: it still owns memory, or a grant is open or being collected, which may return bytes
+                to it.
         """
         with self._lock:
             account = self._account(holder)
-            if account.owned or self._open is not None:
+            granting = self._collecting or self._open is not None
+            if account.owned or granting:
                 raise GrantOverrun(
-                    f"{holder.name!r} owns {account.owned} bytes (grant open: {bool(self._open)}); "
+                    f"{holder.name!r} owns {account.owned} bytes (grant open: {granting}); "
                     "close what owns them and settle the grant first",
                     owned=account.owned,
                     mapped=account.mapped,
@@ -155,6 +160,7 @@ class MemoryGovernor(HolderAccounts):
         if ticket is None:
             return self._refusal(account.ledger, size, holder.name, holder.tier, 0, "open_grant")
         sources = Sources()
+        self._collecting = True
         try:
             missing = self._collect(account, size, sources)
             if not missing:
@@ -163,6 +169,8 @@ class MemoryGovernor(HolderAccounts):
         except BaseException:
             self._apply_abandon(account, sources, ticket)
             raise
+        finally:
+            self._collecting = False
         self._apply_abandon(account, sources, ticket)
         return self._refusal(account.ledger, size, holder.name, holder.tier, size - missing)
 
