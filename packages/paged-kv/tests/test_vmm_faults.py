@@ -329,6 +329,22 @@ def test_closing_gives_back_whatever_can_be(failing: int) -> None:
     assert account.owned == scene.stand.driver.num_handles * G
 
 
+def test_a_cache_whose_tokens_were_lost_does_not_grow_before_it_was_released() -> None:
+    scene = CacheScene(KvLayout.HEAD_MAJOR_BUCKET)
+    copies = iter(range(100))
+    scene.stand.driver.arm(lambda number, name: name == "copy_on_device" and next(copies) > 0)
+    for _ in range(2):
+        with pytest.raises(ContentLost):
+            scene.run()
+        scene.stand.driver.arm(None)
+    assert scene.controller.capacity == 8
+    scene.held.arena.wait_idle()
+    scene.controller.shrink(0)
+    assert scene.run().new == 16
+    scene.close()
+    scene.stand.verify_empty()
+
+
 def test_an_interrupt_in_the_middle_is_taken_back_too() -> None:
     scene = Commit(40, 0, 2)
 

@@ -2,7 +2,8 @@
 """Every error of the package: a base, five branches, few leaves.
 
 Each error also is a built-in (``ValueError`` or ``RuntimeError``), carries its numbers in ``numbers``,
-names its rule (the class name) in ``rule``, and survives pickling. An error means that nothing was changed.
+names its rule (the class name) in ``rule``, and survives pickling. An error means that nothing was changed,
+except for `RangeQuarantined` and `ContentLost`, which say what could not be taken back.
 Outcomes that an engine meets in normal work (no room now, no room ever) are values, not errors: see
 `paged_kv.outcomes`.
 """
@@ -245,7 +246,7 @@ class DriverCallFailed(VmmError):
 class RangeQuarantined(VmmError):
     """Granules could not be unmapped: they stay billed and are never used again.
 
-    The one error after which something is different: the granules in ``numbers`` are out of service.
+    After it, the granules in ``numbers`` are out of service; nothing else is different.
     """
 
 

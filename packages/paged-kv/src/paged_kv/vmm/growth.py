@@ -154,6 +154,7 @@ class KvGrowthController:
             GrantOpen: this thread holds a grant.
             GraphOutOfOrder: a step of the graph is open.
             RangeQuarantined, DriverCallFailed: see `VirtualArena.commit`; nothing was published.
+            ContentLost: see `MappedStorage.grow`; nothing was published, and the tokens are gone.
         """
         if type(tokens) is int and 0 <= tokens <= self._capacity:
             return None

@@ -1,7 +1,8 @@
 """A cache that grows in place, in reserved addresses, and what any storage of a growing cache can do.
 
 A storage says what it moved. A growth that fails leaves tokens, addresses and capacity as they were; memory
-that was committed for it may stay committed, and the next try finds it.
+that was committed for it may stay committed, and the next try finds it. `ContentLost` says that stripes could
+not be moved back; the storage does not grow again before it was released.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import threading
 from dataclasses import dataclass
 from typing import Protocol
 
-from paged_kv.errors import InvalidGeometry, LayoutRefused
+from paged_kv.errors import ContentLost, InvalidGeometry, LayoutRefused
 
 from .arena import VirtualArena
 from .capture import CaptureGate
@@ -95,6 +96,7 @@ class MappedStorage:
         self.layout = layout_of(geometry)
         self.arena = VirtualArena(Placement.of(geometry, pool.granule, placement, align=align), pool)
         self._written = 0
+        self._lost = False
         self._signature: GraphSignature | None = None
         self._planning = threading.Lock()
 
@@ -132,14 +134,28 @@ class MappedStorage:
             return self.arena.commit(plan, stream=stream)
 
     def grow(self, old: int, new: int, stream: int) -> GrowthWork | AdmissionRefused:
-        """See `KvStorage`."""
+        """See `KvStorage`.
+
+        Raises:
+            ContentLost: stripes could not be moved back, now or at an earlier growth.
+        """
+        if self._lost:
+            raise ContentLost(
+                "an earlier growth lost this cache's tokens; shrink it to nothing, or close it",
+                old=old,
+                new=new,
+            )
         done = self.commit(new, stream)
         if isinstance(done, AdmissionRefused):
             return done
         if not done.billed_bytes:
             self.arena.wait_ready(stream)  # committed ahead, perhaps on another stream
         moves = self.layout is KvLayout.HEAD_MAJOR_BUCKET and old > 0
-        copied = self._restride(old, new, stream) if moves else 0
+        try:
+            copied = self._restride(old, new, stream) if moves else 0
+        except ContentLost:
+            self._lost = True
+            raise
         self._wipe(old, min(new, self._written), stream)
         self._written = max(self._written, new)
         return GrowthWork(done.billed_bytes, done.granted, moves, copied)
@@ -158,7 +174,9 @@ class MappedStorage:
             )
         self.gate.require_not_capturing()
         with self._planning:
-            return self.arena.decommit(self.arena.planner.shrink_plan(self.arena.table, tokens, tokens))
+            outcome = self.arena.decommit(self.arena.planner.shrink_plan(self.arena.table, tokens, tokens))
+        self._lost = self._lost and tokens > 0
+        return outcome
 
     def close(self) -> None:
         """Wait for what was launched, and give everything back; see `VirtualArena.close`."""
