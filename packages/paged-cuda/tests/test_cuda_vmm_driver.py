@@ -2,6 +2,8 @@
 
 import gc
 import pickle
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -311,6 +313,27 @@ def test_an_array_outside_its_reservation_is_refused(
         vmm.array(address + offset, shape, "float16", strides=strides)
     assert vmm.array(address, (8 * G // 2,), "float16").nbytes == 8 * G
     assert vmm.array(address, (0, 5), "float16").nbytes == 0
+
+
+def test_an_array_is_made_while_another_thread_reserves(vmm: CudaVmmDriver) -> None:
+    addresses = [vmm.reserve_addresses(G, G) for _ in range(1_000)]
+    done = threading.Event()
+
+    def reserve() -> None:
+        while not done.is_set():
+            vmm.free_addresses(vmm.reserve_addresses(G, G), G)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=reserve)
+    thread.start()
+    try:
+        for _ in range(300):
+            assert vmm.array(addresses[-1], (4,), "float16").pointer == addresses[-1]
+    finally:
+        done.set()
+        thread.join()
+        sys.setswitchinterval(interval)
 
 
 def test_the_operator_takes_reserved_memory_as_its_cache(

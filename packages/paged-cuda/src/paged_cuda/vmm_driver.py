@@ -179,7 +179,8 @@ class CudaVmmDriver:
             spans = [(extent - 1) * step for extent, step in zip(found.shape, found.strides, strict=True)]
             low += itemsize * sum(span for span in spans if span < 0)
             high += itemsize * (1 + sum(span for span in spans if span > 0))
-        if not any(start <= low and high <= start + size for start, size in self._reserved.items()):
+        reserved = tuple(self._reserved.items())  # other threads may reserve meanwhile
+        if not any(start <= low and high <= start + size for start, size in reserved):
             got = f"bytes from {low:#x} to {high:#x}"
             raise ArgumentMismatch("reservation", "address", got, "addresses inside one reservation")
         found.owner = (self, owner)
