@@ -214,6 +214,30 @@ def test_present_kernels_are_drawn_before_history():
     assert [(point.us, point.history) for point in only] == [(99.0, True)]
 
 
+def test_a_path_that_was_asked_for_is_not_drawn_as_the_operator_as_it_comes():
+    forced = a_record([a_case(1, 4096, 99.0)], command="paged-bench run --suite standard --kernel sm80")
+    chosen = a_record([a_case(1, 4096, 10.0)], command="paged-bench run --suite standard")
+    assert [point.us for point in points([forced, chosen])] == [10.0]
+    assert [split.step_us for split in splits([forced, chosen])] == [12.0]
+    assert [point.us for point in points([forced])] == [99.0]
+
+
+def test_the_backends_of_a_peer_are_one_implementation():
+    names = ["torch SDPA (cudnn)", "torch SDPA (efficient)", "FA3 (vLLM)", "somebody (else)"]
+    cases = [a_case(1, 4096 << index, 10.0, [(name, 20.0)]) for index, name in enumerate(names)]
+    shown = [point.implementation for point in points([a_record(cases)])]
+    assert shown == [OURS] * 4 + ["torch SDPA", "torch SDPA", "FA3 (vLLM)", "somebody (else)"]
+
+
+def test_records_of_different_gpus_are_not_drawn_under_one_name(tmp_path):
+    here, gpu = a_record([a_case(1, 4096, 10.0)]), a_record([]).environment.gpu
+    environment = here.environment.model_copy(update={"gpu": gpu.model_copy(update={"name": "A100"})})
+    there = here.model_copy(update={"environment": environment})
+    with pytest.raises(RecordError, match="different GPUs: A100, H200"):
+        write([here, there], tmp_path / "out", ["a", "b"])
+    assert not (tmp_path / "out").exists()
+
+
 def test_every_point_is_held_against_its_own_ceilings():
     slow = (Ceiling(what="read", value=1e12, method="m"), Ceiling(what="matmul", value=1e14, method="m"))
     peer = a_case(1, 4096, 10.0).model_copy(

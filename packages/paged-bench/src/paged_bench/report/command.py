@@ -59,9 +59,10 @@ def write(records: Sequence[Record], out: Path, names: Sequence[str]) -> list[Pa
     """Write `report.html` and the SVG files, and return what was written.
 
     Raises:
-        RecordError: no record has anything to draw.
+        RecordError: no record has anything to draw, or they are of different GPUs.
         OSError: a file cannot be written.
     """
+    _same_gpu(records)
     drawn = {name: (draw(records, WIDE), draw(records, NARROW)) for name, (draw, _) in PICTURES.items()}
     texts: dict[str, str] = {}
     figures = []
@@ -78,6 +79,18 @@ def write(records: Sequence[Record], out: Path, names: Sequence[str]) -> list[Pa
     for name, text in texts.items():
         (out / name).write_text(text, encoding="utf-8", newline="\n")
     return [out / name for name in texts]
+
+
+def _same_gpu(records: Sequence[Record]) -> None:
+    """Refuse what one line under one name would mix.
+
+    Raises:
+        RecordError: Cases with a shape were measured on different GPUs.
+    """
+    shaped = [record for record in records if any(case.shape for case in record.cases)]
+    names = sorted({record.environment.gpu.name for record in shaped if record.environment.gpu})
+    if len(names) > 1:
+        raise RecordError("records", f"are of different GPUs: {', '.join(names)}", "draw each by itself")
 
 
 def _ages(records: Sequence[Record]) -> str:

@@ -71,9 +71,13 @@ def points(records: Sequence[Record]) -> tuple[Point, ...]:
 
 
 def present(records: Sequence[Record]) -> list[Record]:
-    """Return the records of our own present kernels, or those of history where there are no others."""
+    """Return the records of our own present kernels, or those of history where there are no others.
+
+    A run that was told which path to take is left out where another one let the operator choose.
+    """
     ours = [record for record in records if any(case.samples() and case.shape for case in record.cases)]
-    return [record for record in ours if record.history is None] or ours
+    fresh = [record for record in ours if record.history is None] or ours
+    return [record for record in fresh if "--kernel" not in (record.command or "").split()] or fresh
 
 
 def _ours(record: Record) -> Iterable[Point]:
@@ -88,7 +92,17 @@ def _peers(record: Record) -> Iterable[Point]:
         for row in case.peers:
             samples = _replayed(row.series)
             if samples is not None and case.shape is not None:
-                yield _point(peer_name(row.peer), record, case, case.shape, samples)
+                yield _point(_family(peer_name(row.peer)), record, case, case.shape, samples)
+
+
+def _family(name: str) -> str:
+    """Return a peer's name without the backend that it chose for a case: it is one implementation.
+
+    Example:
+        >>> _family("torch SDPA (cudnn)"), _family("FA3 (vLLM)"), _family("a stranger (v2)")
+        ('torch SDPA', 'FA3 (vLLM)', 'a stranger (v2)')
+    """
+    return next((known for known in PEER_NAMES.values() if name.startswith(f"{known} (")), name)
 
 
 def _replayed(series: Sequence[Samples]) -> Samples | None:
