@@ -296,6 +296,26 @@ def test_the_limits_are_those_of_this_pair():
         assert word in told
 
 
+@pytest.mark.parametrize(
+    ("peer", "timing", "drift"),
+    [
+        ("torch SDPA", "graph", 1.1),
+        ("torch SDPA (cudnn)", "graph", 1.1),
+        ("torch SDPA (cudnn)", "eager", None),
+        ("torch SDPAX", "graph", None),
+    ],
+)
+def test_a_peer_shows_the_machine_whichever_backend_it_chose(peer, timing, drift):
+    def record(us, timing):
+        rows = (PeerRow(peer=peer, series=(steady(us, timing=timing),)),)
+        case = Case(id="a", title="A", group="g", series=(steady(*[1.0] * 9),), peers=rows)
+        known = (Peer(name="torch SDPA", version="2"),)
+        return a_record({}, peers=known).model_copy(update={"cases": (case,)})
+
+    found = compare(record(10.0, "graph"), record(11.0, timing)).drift
+    assert found == (None if drift is None else pytest.approx(drift))
+
+
 def test_the_worst_comes_first_and_the_terminal_shows_all():
     base = a_record({name: [steady(*[100.0] * 9)] for name in ("a", "b", "c", "d")})
     head = a_record(

@@ -126,12 +126,17 @@ def _match_series(
 
 def _drift(base: Record, head: Record) -> float | None:
     versions = {peer.name: peer.version for peer in base.peers}
-    same = {peer.name for peer in head.peers if peer.version and versions.get(peer.name) == peer.version}
+    same = [peer.name for peer in head.peers if peer.version and versions.get(peer.name) == peer.version]
     ratios = []
     for case in base.cases:
-        after = head.case(case.id)
-        for peer in case.peers if after else ():
-            twin = next((one for one in after.peers if one.peer == peer.peer), None) if after else None
-            if peer.peer in same and twin and peer.series and twin.series:
-                ratios.append(twin.series[0].median / peer.series[0].median)
+        other = head.case(case.id)
+        after = {row.peer: row for row in other.peers} if other else {}
+        for row in case.peers:
+            # A row may add the backend that was chosen to the peer's name.
+            known = any(row.peer == name or row.peer.startswith(f"{name} (") for name in same)
+            if known and row.series and row.peer in after:
+                times = {(one.what, one.timing): one.median for one in after[row.peer].series}
+                first = row.series[0]
+                if (first.what, first.timing) in times:
+                    ratios.append(times[first.what, first.timing] / first.median)
     return statistics.median(ratios) if ratios else None
