@@ -324,9 +324,9 @@ def test_an_array_is_made_while_another_thread_reserves(vmm: CudaVmmDriver) -> N
             thread.join()
             return start + int(self)
 
-    first, second = vmm.reserve_addresses(G, G), vmm.reserve_addresses(G, G)
-    vmm._reserved[first] = Meanwhile(G)
-    assert vmm.array(second, (4,), "float16").pointer == second
+    low, high = sorted(vmm.reserve_addresses(G, G) for _ in range(2))
+    vmm._reserved = {low: Meanwhile(G), high: G}
+    assert vmm.array(high, (4,), "float16").pointer == high
     assert len(vmm._reserved) == 3
 
 
