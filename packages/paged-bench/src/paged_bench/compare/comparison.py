@@ -130,13 +130,13 @@ def _drift(base: Record, head: Record) -> float | None:
     ratios = []
     for case in base.cases:
         other = head.case(case.id)
-        after = {row.peer: row for row in other.peers} if other else {}
-        for row in case.peers:
+        after = {one.peer: one for one in other.peers} if other else {}
+        for peer in case.peers:
             # A row may add the backend that was chosen to the peer's name.
-            known = any(row.peer == name or row.peer.startswith(f"{name} (") for name in same)
-            if known and row.series and row.peer in after:
-                times = {(one.what, one.timing): one.median for one in after[row.peer].series}
-                first = row.series[0]
+            known = any(peer.peer == name or peer.peer.startswith(f"{name} (") for name in same)
+            if known and peer.series and peer.peer in after:
+                times = {(one.what, one.timing): one.median for one in after[peer.peer].series}
+                first = peer.series[0]
                 if (first.what, first.timing) in times:
                     ratios.append(times[first.what, first.timing] / first.median)
     return statistics.median(ratios) if ratios else None
