@@ -32,7 +32,7 @@ IDS = [str(path.relative_to(ROOT)) for path in PAGES]
 # What looks like a measurement and is none: predictions, constants of a method, rounded descriptions.
 NOT_MEASURED = {
     "docs/measurements/h200-latent-split.md": {"3 µs", "1.2 µs"},
-    "docs/measuring.md": {"250 µs", "10 µs"},
+    "docs/measuring.md": {"250 µs", "10 µs", "0.2 s", "0.1 s"},
 }
 UNITS: dict[str, tuple[str, float]] = {
     "ns": ("time", 1e-3), "µs": ("time", 1.0), "us": ("time", 1.0), "ms": ("time", 1e3), "s": ("time", 1e6),
@@ -73,8 +73,9 @@ def quantities(text: str) -> Iterator[Quantity]:
 
 
 def backing(text: str) -> list[Figure]:
-    """Return the figures of the records that a page names, or of all where it names none."""
-    named = [record for name, record in RECORDS.items() if name in text] or list(RECORDS.values())
+    """Return the figures of the records that a page names, or of all but history where it names none."""
+    named = [record for name, record in RECORDS.items() if name in text]
+    named = named or [record for record in RECORDS.values() if record.history is None]
     found = [figure for record in named for figure in figures(record)]
     for name in OTHER_RECORDS:
         if name in text:
@@ -162,6 +163,22 @@ def test_the_check_sees_a_figure_that_no_record_has() -> None:
     wrong = f"From {name}: 7.77 µs, 5.43 to 123,456.7 us, 99.9 TB/s, 0.123 of the floor.\n```\n1.11 µs\n```\n"
     expected = {"7.77 µs", "5.43 us", "123,456.7 us", "99.9 TB/s", "0.123 of the floor"}
     assert unbacked("page", wrong) == expected
+
+
+def test_a_page_that_names_no_record_cannot_lean_on_history() -> None:
+    ratios: dict[bool, dict[str, str]] = {True: {}, False: {}}
+    for name, record in RECORDS.items():
+        for figure in figures(record):
+            if figure.kind == "ratio":
+                ratios[record.history is not None][f"{figure.value:.2f} times"] = name
+    only_past = max(ratios[True].keys() - ratios[False].keys())
+    assert unbacked("page", f"It took {only_past} the floor.") == {only_past}
+    assert unbacked("page", f"It took {only_past} the floor, as {ratios[True][only_past]} has it.") == set()
+
+
+def test_the_readme_is_of_the_operator_as_it_chooses() -> None:
+    record, _ = MEASURED._newest((f"{MEASURED.ATTENTION}b128/c4096",), RECORDS)
+    assert "--kernel" not in record.command
 
 
 def test_the_check_sees_an_edited_table() -> None:
