@@ -500,6 +500,27 @@ def test_a_reallocation_needs_room_for_old_and_new() -> None:
     assert held.leased_bytes == 0
 
 
+def test_a_reallocation_in_a_capture_leases_nothing() -> None:
+    stand, held, _ = made(realloc=True)
+    with stand.gate.capture(), pytest.raises(CaptureInProgress):
+        held.grow(0, 16, 1)
+    assert held.leased_bytes == stand.governor.tier(Tier.DEVICE).used == 0
+    for bad in ("0", True, 2):
+        with pytest.raises(ArenaClosed):
+            held.address_of(bad)
+
+
+def test_a_buffer_that_cannot_be_freed_leaks_its_own_bytes() -> None:
+    stand = VmmStand(G)
+    bindings = tuple(BindingGeometry(SEQ, 64, kv_heads=heads, head_dim=4) for heads in (1, 7))
+    held = ReallocStorage(KvCacheGeometry(bindings), stand.pool)
+    held.grow(0, 8, 1)
+    first = iter((True,))
+    stand.driver.arm(lambda number, name: name == "free" and next(first, False))
+    held.grow(8, 16, 1)
+    assert held.leaked_bytes == 8 * bindings[0].bytes_per_token
+
+
 def test_closing_twice() -> None:
     stand, held, controller = made()
     controller.ensure(100)

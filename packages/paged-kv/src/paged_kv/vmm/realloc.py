@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from paged_kv.errors import ArenaClosed, DriverCallFailed
+from paged_kv.geometry import is_integer
 
 from .geometry import BindingGeometry, KvCacheGeometry
 from .graph import BindingSignature, GraphSignature
@@ -56,7 +57,7 @@ class ReallocStorage:
         Raises:
             ArenaClosed: there is no such buffer now.
         """
-        if not 0 <= binding < len(self._buffers):
+        if not is_integer(binding) or not 0 <= binding < len(self._buffers):
             raise ArenaClosed(f"binding {binding!r} has no buffer; grow first", given=repr(binding))
         return self._buffers[binding]
 
@@ -76,6 +77,7 @@ class ReallocStorage:
             CaptureInProgress: this thread captures.
             DriverCallFailed: a call failed; the old buffers are as they were.
         """
+        self.gate.require_not_capturing()
         pool, total = self._pool, self._bytes(new)
         lease = pool.governor.reserve("reallocated cache", total, pool.holder.tier)
         if isinstance(lease, AdmissionRefused):
@@ -87,11 +89,11 @@ class ReallocStorage:
             except BaseException:
                 with suppress(DriverCallFailed):  # a copy may still be writing
                     pool.calls("undo", pool.driver.synchronize, stream)
-                lost = self._free(made, self._bytes(new) // len(self.geometry.bindings))
+                lost = self._free(made, new)
                 self._drop(lease, lost)
                 raise
             before, self._buffers = self._buffers, made
-            lost = self._free(before, self._bytes(self._capacity) // len(self.geometry.bindings))
+            lost = self._free(before, self._capacity)
             if self._lease is not None:
                 self._drop(self._lease, lost)
         self._lease, self._capacity = lease, new
@@ -101,19 +103,23 @@ class ReallocStorage:
         """Free the buffers. A second call does nothing."""
         with self.gate.memory():
             buffers, self._buffers = self._buffers, []
-            lost = self._free(buffers, self._bytes(self._capacity) // len(self.geometry.bindings))
+            lost = self._free(buffers, self._capacity)
         if self._lease is not None:
             self._drop(self._lease, lost)
         self._lease, self._capacity = None, 0
 
     def _bytes(self, capacity: int) -> int:
-        return sum(binding.batch * capacity * binding.bytes_per_token for binding in self.geometry.bindings)
+        return sum(self._sizes(capacity))
+
+    def _sizes(self, capacity: int) -> list[int]:
+        return [binding.batch * capacity * binding.bytes_per_token for binding in self.geometry.bindings]
 
     def _copy_into(self, made: list[int], old: int, new: int, stream: int) -> int:
         """Allocate into `made`, zero, and copy every stripe; the bytes copied."""
         calls, driver, copied = self._pool.calls, self._pool.driver, 0
-        for number, binding in enumerate(self.geometry.bindings):
-            nbytes = binding.batch * new * binding.bytes_per_token
+        for number, (binding, nbytes) in enumerate(
+            zip(self.geometry.bindings, self._sizes(new), strict=True)
+        ):
             made.append(calls("allocate", driver.allocate, nbytes))
             calls("zero", driver.fill, made[-1], 0, nbytes, stream)
             unit = binding.contiguous_bytes_per_token
@@ -126,10 +132,10 @@ class ReallocStorage:
         calls("publish", driver.synchronize, stream)
         return copied
 
-    def _free(self, buffers: list[int], nbytes: int) -> int:
-        """Free buffers; the bytes of those that could not be."""
+    def _free(self, buffers: list[int], capacity: int) -> int:
+        """Free buffers of a capacity, or the first of them; the bytes of those that could not be."""
         lost = 0
-        for address in buffers:
+        for address, nbytes in zip(buffers, self._sizes(capacity), strict=False):
             try:
                 self._pool.calls("free", self._pool.driver.free, address)
             except DriverCallFailed:
