@@ -183,6 +183,8 @@ SEQ = BindingGeometry(KvLayout.SEQ_MAJOR, 32, kv_heads=2, head_dim=4)
         ({"layout": "seq_major"}, InvalidGeometry),
         ({"planes": 2}, InvalidGeometry),
         ({"capacity": 1 << 54}, InvalidGeometry),
+        ({"batch": (1 << 24) + 1}, InvalidGeometry),
+        ({"batch": 1 << 23, "kv_heads": 4, "layout": KvLayout.HEAD_MAJOR}, InvalidGeometry),
         ({"layout": KvLayout.SEQ_MAJOR_BUCKET, "batch": 2}, LayoutRefused),
         ({"layout": KvLayout.TOKEN_MAJOR, "batch": 2}, LayoutRefused),
     ],
@@ -249,6 +251,9 @@ def test_bad_placements() -> None:
     assert caught.value.numbers["granules"] == (1 << 24) + 8
     with pytest.raises(InvalidGeometry):
         KvCacheGeometry(())
+    for layers in (0, (1 << 20) + 1, 1 << 62):
+        with pytest.raises(InvalidGeometry):
+            KvCacheGeometry.uniform(KvLayout.SEQ_MAJOR, layers=layers, kv_heads=1, head_dim=1, capacity=1)
 
 
 @pytest.mark.parametrize("bucket", [capacity_bucket, lambda length, most: stride_bucket(length, most, 8)])

@@ -19,6 +19,8 @@ from paged_kv.geometry import INT64_MAX, as_size
 
 Int64Array = npt.NDArray[np.int64]
 MAX_BYTES = 1 << 56
+MAX_FRAGMENTS = 1 << 24
+MAX_LAYERS = 1 << 20
 
 
 class KvLayout(StrEnum):
@@ -65,7 +67,8 @@ class BindingGeometry:
         (256, 131072)
 
     Raises:
-        InvalidGeometry: a size is out of range, or the binding is larger than 2**56 bytes.
+        InvalidGeometry: a size is out of range, or the binding is larger than 2**56 bytes or has more than
+            2**24 contiguous fragments in all rows.
         LayoutRefused: several rows in a layout whose rows would move when it grows.
     """
 
@@ -99,6 +102,13 @@ class BindingGeometry:
                 f"the binding takes {self.reserved_bytes} bytes; at most {MAX_BYTES} can be addressed",
                 given=self.reserved_bytes,
                 maximum=MAX_BYTES,
+            )
+        if self.batch * self.fragments > MAX_FRAGMENTS:
+            raise InvalidGeometry(
+                f"{self.batch} rows have {self.batch * self.fragments} fragments; at most {MAX_FRAGMENTS} "
+                "can be kept account of",
+                given=self.batch * self.fragments,
+                maximum=MAX_FRAGMENTS,
             )
 
     @property
@@ -225,8 +235,11 @@ class KvCacheGeometry:
             ...     KvLayout.SEQ_MAJOR, layers=24, kv_heads=2, head_dim=64, capacity=512)
             >>> len(small.bindings), small.bytes_per_token
             (48, 12288)
+
+        Raises:
+            InvalidGeometry, LayoutRefused: see `BindingGeometry`; or more than 2**20 layers.
         """
-        count = 2 * as_size("layers", layers, 1, INT64_MAX)
+        count = 2 * as_size("layers", layers, 1, MAX_LAYERS)
         together = layout is KvLayout.TOKEN_MAJOR
         binding = BindingGeometry(
             layout, capacity, kv_heads, head_dim, element_size, batch, count if together else 1

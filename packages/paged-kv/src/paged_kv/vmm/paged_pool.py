@@ -17,7 +17,7 @@ from paged_kv.outcomes import PoolShrinkRefused
 
 from .commit import CommitOutcome
 from .decommit import DecommitOutcome
-from .geometry import BindingGeometry, KvCacheGeometry, KvLayout
+from .geometry import MAX_LAYERS, BindingGeometry, KvCacheGeometry, KvLayout
 from .ledger import AdmissionRefused
 from .storage import MappedStorage
 
@@ -52,7 +52,7 @@ def paged_cache_geometry(
     """
     binding = BindingGeometry(KvLayout.SEQ_MAJOR, pages.num_slots, kv_heads, head_dim, element_size)
     return KvCacheGeometry(
-        (binding,) * (as_size("layers", layers, 1, 1 << 20) * as_size("tensors", tensors, 1, 8))
+        (binding,) * (as_size("layers", layers, 1, MAX_LAYERS) * as_size("tensors", tensors, 1, 8))
     )
 
 
