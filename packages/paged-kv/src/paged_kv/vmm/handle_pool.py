@@ -1,4 +1,4 @@
-"""Physical granules that wait to be mapped: creating one costs far more than mapping it.
+"""Physical granules that wait to be mapped: a growth that finds them here has none to create.
 
 Every handle of an arena comes from its pool and goes back to it. A handle is here, or it is out with the
 arena, or it is quarantined because it could not be released; the holder's account says the same. Driver
@@ -82,7 +82,9 @@ class HandlePool:
         return len(self._quarantined)
 
     def prefill(self, count: int) -> int | AdmissionRefused:
-        """Create handles until `count` wait. Call it off the step path; it takes about 0.2 ms a handle.
+        """Create handles until `count` wait. Call it off the step path; each handle is a driver call.
+
+        Two threads that call it at once may each create what is missing; `trim` releases the surplus.
 
         Returns:
             How many were created, or why there may not be so many.
