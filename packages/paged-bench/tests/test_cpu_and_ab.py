@@ -251,6 +251,25 @@ def test_an_interrupt_keeps_the_finished_blocks(from_tree, tmp_path):
     assert record.case("kv/kinds/one") is not None
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_a_request_to_end_leaves_no_checkout_behind(tree, tmp_path):
+    words = ["ab", "--base", "HEAD", "--root", str(tree), "--select", "one", "--rounds", "100"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paged_bench", *words, "--out", str(tmp_path)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert "round 1" in process.stderr.readline()  # the base is checked out by now
+    process.terminate()
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 2, told
+    assert "ab: interrupted; 0 of 100 rounds" in told
+    listed = subprocess.run(
+        ["git", "-C", tree, "worktree", "list"], capture_output=True, text=True, check=True
+    )
+    assert len(listed.stdout.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

@@ -13,6 +13,7 @@ from paged_bench.compare.command import status, write
 from paged_bench.compare.comparison import compare
 from paged_bench.errors import BenchError, OptionError
 from paged_bench.record import Record, joined, load, save
+from paged_bench.terminable import Terminable
 
 
 def run(values: argparse.Namespace) -> int:
@@ -29,7 +30,7 @@ def run(values: argparse.Namespace) -> int:
     if values.select and values.suite != "cpu":
         raise OptionError("--select", "chooses benchmarks of the CPU suite alone", "leave it out")
     values.out.mkdir(parents=True, exist_ok=True)
-    with sides(root, values.base) as both:
+    with Terminable(), sides(root, values.base) as both:
         _measure(both, root, values)
     base, head = (load(values.out / f"{name}.json") for name in ("base", "head"))
     comparison = compare(base, head)

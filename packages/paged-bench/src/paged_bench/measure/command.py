@@ -8,8 +8,6 @@ status that is not 0.
 from __future__ import annotations
 
 import contextlib
-import signal
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -42,6 +40,7 @@ from paged_bench.measure.suite import CaseSpec
 from paged_bench.measure.tables import cases_of
 from paged_bench.record import Peer as PeerBlock
 from paged_bench.record import capture
+from paged_bench.terminable import Terminable
 
 _WRONG, _INCOMPLETE = 1, 2
 
@@ -83,25 +82,12 @@ def run(
     preload(chosen)
     session = _Session(options, machine or Machine.real(), wanted, chosen, peers or all_peers(), cache)
     shown = console or PlainConsole(stderr=True, highlight=False)
-    with _Terminable():
+    with Terminable():
         try:
             return session.run(shown)
         except KeyboardInterrupt:
             shown.print("interrupted before anything was measured")
             return _INCOMPLETE
-
-
-class _Terminable:
-    """A request to end is an interrupt like the one from the keyboard."""
-
-    def __enter__(self) -> None:
-        self._old = None
-        if threading.current_thread() is threading.main_thread():
-            self._old = signal.signal(signal.SIGTERM, signal.default_int_handler)
-
-    def __exit__(self, *_: object) -> None:
-        if self._old is not None:
-            signal.signal(signal.SIGTERM, self._old)
 
 
 @dataclass
