@@ -275,6 +275,14 @@ def test_a_case_that_does_not_fit_is_a_row_and_the_others_run(runs):
     assert runs.record.case(DECODE.id).series
 
 
+@pytest.mark.parametrize("limit", [1000, 1 << 20, 15 << 20])
+def test_ceilings_that_would_be_those_of_the_l2_are_not_measured(runs, limit):
+    runs.gpu = SimulatedGpu(limit=limit)
+    assert runs(DECODE) == 2
+    assert "does not pass its L2" in runs.record.stopped
+    assert runs.record.ceilings == ()
+
+
 def test_out_of_memory_in_the_middle_is_a_row_too(runs):
     runs.gpu.failing = {}
     original = runs.gpu.allocate

@@ -22,6 +22,7 @@ from paged_bench.measure.timing import Timer
 from paged_bench.record import Ceiling, Samples
 
 _LARGEST = 4 << 30
+_BEYOND_L2 = 4  # times its size; less would be read from it again
 _SMALL = 1 << 20  # of which the host reads every word
 _SHAPES = ((1, 1024), (2, 1024), (4, 512), (8, 256))  # blocks a multiprocessor, threads
 _CALLS = 4
@@ -52,10 +53,14 @@ def measure_ceilings(
     """Measure all ceilings; `dtypes` are the element types to multiply.
 
     Raises:
-        MeasurementError: A kernel's result is wrong.
+        MeasurementError: A kernel's result is wrong, or the free memory is too little to read beyond the L2.
         DriverError: The GPU is out of memory.
     """
-    nbytes = min(_LARGEST, bench.free() // 4) // 4096 * 4096
+    free = bench.free()
+    nbytes = min(_LARGEST, free // 4) // 4096 * 4096
+    if nbytes < max(4096, _BEYOND_L2 * bench.counters.facts(bench.device.ordinal).l2_bytes):
+        problem = f"has {free / 1e6:.1f} MB free, of which a quarter does not pass its L2"
+        raise MeasurementError("GPU", problem, "end what else is on it")
     memory = DeviceArray.empty((nbytes // 2,), "bfloat16", bench.device)
     bench.fill(memory, 1)
     show("read")
