@@ -343,6 +343,16 @@ def test_a_narrow_terminal_still_names_the_case_and_its_change(width):
     assert ("100.00 µs" in line) == (width >= 66)
 
 
+def test_a_long_table_still_fits_a_comment():
+    many = {f"case-{number}": [steady(*[100.0] * 9)] for number in range(1200)}
+    slow = many | {"case-7": [steady(*[140.0] * 9)]}
+    text = markdown(compare(a_record(many), a_record(slow)))
+    assert len(text) < 65_536
+    assert "Case-7" in text
+    assert "1199 rows without a flag are left out" in text
+    assert "What this cannot see" in text
+
+
 def test_markup_in_a_record_stays_text():
     title = "<img src=x> | [b]bold[/b] @somebody ![a](http://a.example)"
     case = Case(id="a", title=title, group="g", series=(steady(*[100.0] * 9),))

@@ -23,9 +23,16 @@ LEGEND = (
     "ratio lies beyond what the same code showed within the runs. ❔ cannot be told."
 )
 
+_LONGEST = 65_000  # characters; GitHub takes 65,536 in a comment
+
 
 def markdown(comparison: Comparison) -> str:
-    """Return the comparison: flagged rows open, the rest folded."""
+    """Return the comparison: flagged rows open, the rest folded, or left out where GitHub would refuse it."""
+    text = _text(comparison, folded=True)
+    return text if len(text) <= _LONGEST else _text(comparison, folded=False)
+
+
+def _text(comparison: Comparison, *, folded: bool) -> str:
     lines = [f"## {_title(comparison)}", "", headline(comparison), ""]
     lines += [f"{side}: {side_text(comparison, side)}  " for side in ("base", "head")]
     if comparison.differences:
@@ -35,7 +42,9 @@ def markdown(comparison: Comparison) -> str:
     loud = [row for row in comparison.rows if row.verdict not in quiet]
     lines += ["", *_table(comparison, {row.verdict for row in loud})] if loud else []
     rest = len(comparison.rows) - len(loud)
-    if rest:
+    if rest and not folded:
+        lines += ["", f"{rest} rows without a flag are left out: a comment holds no more."]
+    elif rest:
         lines += [
             "",
             f"<details><summary>{rest} rows without a flag</summary>",
