@@ -383,6 +383,51 @@ def test_an_interrupt_while_giving_back_leaves_the_rest_committed() -> None:
     assert scene.arena.mapped_bytes == 0
 
 
+@pytest.mark.parametrize("last", [0, 2])
+def test_an_interrupt_while_releasing_loses_no_handle(last: int) -> None:
+    scene = Decommit(0, 40, 0) if last else Trim(0, 40, 0)
+    scene.stand.pool.prefill(5)
+    before = scene.stand.driver.num_handles
+    releases = iter(range(100))
+
+    def interrupt(number: int, name: str) -> bool:
+        if name == "release_handle" and next(releases) == last:
+            raise KeyboardInterrupt
+        return False
+
+    scene.stand.driver.arm(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        scene.run()
+    scene.stand.driver.arm(None)
+    scene.stand.verify()
+    assert scene.stand.driver.num_handles == before - last
+    assert scene.stand.pool.num_quarantined == 1, "it may be gone"
+
+
+def test_an_interrupted_reallocation_has_the_old_or_the_new_buffers() -> None:
+    for stop in range(100):
+        scene = CacheScene(KvLayout.HEAD_MAJOR_BUCKET, realloc=True)
+        tokens = scene.tokens()
+
+        def interrupt(number: int, name: str, stop: int = stop) -> bool:
+            if number == stop:
+                raise KeyboardInterrupt
+            return False
+
+        scene.stand.driver.arm(interrupt)
+        try:
+            scene.run()
+        except KeyboardInterrupt:
+            scene.stand.driver.arm(None)
+            scene.stand.verify()
+            assert scene.run().new == 16
+            assert [kept[: len(was)] for kept, was in zip(scene.tokens(), tokens, strict=True)] == tokens
+            scene.stand.verify()
+        else:
+            break
+    assert stop > 10
+
+
 def test_out_of_memory_of_the_device_is_a_failure_of_create() -> None:
     stand = VmmStand(G)
     stand.driver._total = 3 * G

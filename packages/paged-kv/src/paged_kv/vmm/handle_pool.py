@@ -224,15 +224,22 @@ class HandlePool:
         self.trim()
 
     def apply_release(self, handles: list[int]) -> int:
-        """Release handles that are accounted as on the way; how many could not be."""
+        """Release handles that are accounted as on the way; how many could not be.
+
+        An interrupt leaves the handle of that moment quarantined, as nobody knows whether it is gone, and the
+        others waiting.
+        """
         failed = 0
-        for handle in handles:
+        for number, handle in enumerate(handles):
             try:
                 self.calls("release", self.driver.release_handle, handle)
-            except DriverCallFailed:
+            except BaseException as error:
                 self._quarantined.append(handle)
                 self.governor.quarantined(self.holder, self.granule)
                 failed += 1
+                if not isinstance(error, DriverCallFailed):
+                    self._apply_pool(handles[number + 1 :])
+                    raise
             else:
                 self.governor.released(self.holder, self.granule)
         return failed

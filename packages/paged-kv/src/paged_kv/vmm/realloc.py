@@ -89,24 +89,19 @@ class ReallocStorage:
             except BaseException:
                 with suppress(DriverCallFailed):  # a copy may still be writing
                     pool.calls("undo", pool.driver.synchronize, stream)
-                lost = self._free(made, new)
-                self._drop(lease, lost)
+                self._retire(made, new, lease)
                 raise
-            before, self._buffers = self._buffers, made
-            lost = self._free(before, self._capacity)
-            if self._lease is not None:
-                self._drop(self._lease, lost)
-        self._lease, self._capacity = lease, new
+            before, paid, stride = self._buffers, self._lease, self._capacity
+            self._buffers, self._lease, self._capacity = made, lease, new
+            self._retire(before, stride, paid)
         return GrowthWork(total, True, bool(before), copied)
 
     def close(self) -> None:
         """Free the buffers. A second call does nothing."""
         with self.gate.memory():
-            buffers, self._buffers = self._buffers, []
-            lost = self._free(buffers, self._capacity)
-        if self._lease is not None:
-            self._drop(self._lease, lost)
-        self._lease, self._capacity = None, 0
+            buffers, paid, stride = self._buffers, self._lease, self._capacity
+            self._buffers, self._lease, self._capacity = [], None, 0
+            self._retire(buffers, stride, paid)
 
     def _bytes(self, capacity: int) -> int:
         return sum(self._sizes(capacity))
@@ -124,7 +119,7 @@ class ReallocStorage:
             calls("zero", driver.fill, made[-1], 0, nbytes, stream)
             unit = binding.contiguous_bytes_per_token
             for stripe in range(binding.batch * binding.fragments if self._buffers else 0):
-                source = self._buffers[number] + stripe * old * unit
+                source = self._buffers[number] + stripe * self._capacity * unit
                 calls(
                     "move", driver.copy_on_device, made[-1] + stripe * new * unit, source, old * unit, stream
                 )
@@ -132,8 +127,11 @@ class ReallocStorage:
         calls("publish", driver.synchronize, stream)
         return copied
 
-    def _free(self, buffers: list[int], capacity: int) -> int:
-        """Free buffers of a capacity, or the first of them; the bytes of those that could not be."""
+    def _retire(self, buffers: list[int], capacity: int, lease: MemoryLease | None) -> None:
+        """Free buffers, and give back what was leased for them, unless one of them is still there."""
+        if lease is None:
+            return
+        self._stuck.append(lease)
         lost = 0
         for address, nbytes in zip(buffers, self._sizes(capacity), strict=False):
             try:
@@ -141,13 +139,8 @@ class ReallocStorage:
             except DriverCallFailed:
                 lost += nbytes
         self.leaked_bytes += lost
-        return lost
-
-    def _drop(self, lease: MemoryLease, lost: int) -> None:
-        """Give a lease back, unless something that it pays for is still there."""
-        if lost:
-            self._stuck.append(lease)
-        else:
+        if not lost:
+            self._stuck.remove(lease)
             lease.release()
 
 
