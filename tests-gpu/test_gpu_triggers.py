@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from paged_cuda import Stream
-from parity import call_of, paths_for, run, verify
+from paged_cuda import Bounds, DeviceArray, PagedAttention, Stream
+from paged_cuda.workspace import Workspace
+from parity import call_of, paths_for, poison_workspace, poisoned, run, upload, verify
 from problems import Case, build
 
 DTYPES = ("bfloat16", "float16")
@@ -151,3 +152,32 @@ def test_lengths_that_fall_are_no_fault(stream: Stream) -> None:
         for kernel in paths_for(call_of(changed), stream.device):
             got = run(changed, stream, kernel)
             assert np.isfinite(got.output.astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("heads", [16, 64, 128])
+@pytest.mark.parametrize(("batch", "past"), [(2, 31_999), (3, 21_999), (6, 10_999)])
+def test_equal_long_sequences_whose_last_piece_is_short(
+    heads: int, batch: int, past: int, stream: Stream
+) -> None:
+    """Their cuts were once put behind the end of a sequence, into the next one."""
+    case = Case((1,) * batch, (past,) * batch, heads=heads, head_size=192, v_head_size=128)
+    verify("equal long sequences", build(case), stream)
+
+
+def test_lengths_beyond_the_bounds_stay_inside_the_workspace(stream: Stream) -> None:
+    """A fixed split has a slot a part; a length that nobody announced has more parts than there are slots."""
+    problem = build(Case((1,), (6_399,), heads=16, head_size=192, v_head_size=128, rotary_dim=0))
+    bounds = Bounds(1, 1, 64)
+    for kernel in paths_for(call_of(problem), stream.device):
+        if kernel == "baseline":
+            continue
+        options = {"device": stream.device, "kernel": kernel, "split_rows": 64}
+        needed = PagedAttention(call_of(problem), bounds, **options).workspace_bytes
+        workspace = Workspace(stream.device, needed + 2**25)
+        op = PagedAttention(call_of(problem), bounds, workspace=workspace, **options).prepare()
+        poison_workspace(op, stream)
+        op.run(**upload(problem, stream), output=poisoned((1, 16 * 128), "bfloat16", stream), stream=stream)
+        behind = DeviceArray(
+            workspace.pointer + needed, (2**25,), (1,), "uint8", stream.device.ordinal, workspace
+        )
+        assert (behind.to_numpy(stream) == 0xFF).all(), kernel

@@ -234,7 +234,7 @@ def test_history_is_marked_once_and_with_a_reason():
             marked_history(bad, because)
 
 
-def test_the_environment_names_the_machine_and_not_its_owner(tmp_path):
+def test_the_environment_names_the_machine_and_not_its_owner(tmp_path, monkeypatch):
     environment = finish(capture())
     text = environment.model_dump_json()
     assert environment.cores >= 1
@@ -244,6 +244,7 @@ def test_the_environment_names_the_machine_and_not_its_owner(tmp_path):
 
     for private in (platform.node(), getpass.getuser(), str(tmp_path)):
         assert f'"{private}"' not in text
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert revision(tmp_path) is None
 
 

@@ -227,6 +227,18 @@ def test_an_empty_cache_has_a_map_that_is_never_read(hopper: FakeDriver, cubins:
     assert (cache.address, cache.extents[3]) == (operands["query"].pointer, 1)
 
 
+def test_the_stride_of_a_single_token_says_nothing(hopper: FakeDriver, cubins: CubinCache) -> None:
+    """A slice of one row keeps the wide tensor's stride, which need be no multiple of anything."""
+    call = call_of(16, 576, 512, rotary=(512, 64))
+    op = operator(hopper, call, cubins)
+    operands = operands_of(call, op.device, tokens=1)
+    query = operands["query"]
+    odd = DeviceArray(query.pointer, query.shape, (9217, 1), query.dtype, query.ordinal, query)
+    op.run(**{**operands, "query": odd}, stream=7)
+    _, query_map, rotary = maps_of(op, hopper)
+    assert all(stride % 16 == 0 for stride in (*query_map.strides, *rotary.strides))
+
+
 def test_maps_follow_the_arrays(hopper: FakeDriver, cubins: CubinCache) -> None:
     """Other arrays, other maps; arrays seen before, no work; and no launch with the maps of another run."""
     call = call_of()

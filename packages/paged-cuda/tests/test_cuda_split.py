@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paged_cuda import ArgumentMismatch, Bounds, PagedAttention
+from paged_cuda import ArgumentMismatch, Bounds, Device, PagedAttention
 from paged_cuda.launch_plan import PathOptions
 from paged_cuda.paths import choose_path
 from paged_cuda.split_path import SplitPath
@@ -17,6 +17,7 @@ from paged_cuda.split_plan import COMBINE_THREADS, MAX_SLICES, CombineShape, Spl
 from paged_cuda.split_shape import ROW_TILES, NarrowShape, SplitShape, shapes_for
 from paged_cuda.testing import FAKE_GPU, FakeDriver
 from paged_cuda.variants import VARIANTS
+from paged_cuda.workspace import Workspace
 from paged_schema import Call, PagedAttentionAttributes, PagedAttentionInputs, check
 
 Make = Callable[..., Any]
@@ -62,6 +63,35 @@ def test_a_reused_schedule_is_not_made_again(
     assert again == ["append", "sm80_latent_narrow", "combine"]
     first, second = driver.launched[2].params, driver.launched[5].params
     assert first != second  # the second is told that the schedule was settled before append
+
+
+def test_a_schedule_that_is_not_there_is_not_reused(
+    driver: FakeDriver, device: Device, make_call: Make, make_operands: Make, make_operator: Make
+) -> None:
+    """A first run, other extents, or another operator on the workspace since: refused before any launch."""
+    call = make_call()
+    workspace = Workspace(device, 2**24)
+    one, other = (make_operator(call, kernel="sm80", workspace=workspace).prepare() for _ in range(2))
+    long, short = make_operands(call), make_operands(call, tokens=1)
+    for before, operands in (
+        ((), long),
+        (((one, long),), short),
+        (((one, long), (other, long)), long),
+    ):
+        workspace.schedule = None
+        for operator, earlier in before:
+            operator.run(**earlier, stream=7)
+        launched = len(driver.launched)
+        with pytest.raises(ArgumentMismatch, match="reuse_schedule"):
+            one.run(**operands, reuse_schedule=True, stream=7)
+        assert len(driver.launched) == launched
+    one.run(**long, stream=7)
+    one.run(**long, reuse_schedule=True, stream=7)
+
+
+def test_a_step_of_more_tiles_than_are_counted_is_refused() -> None:
+    with pytest.raises(ArgumentMismatch, match="KV tiles"):
+        choose_path(call_of(64, 576, 512), Bounds(1, 400_000, 400_000), FAKE_GPU, kernel="sm80")
 
 
 def test_auto_takes_tensor_cores_and_says_so(make_call: Make, make_operator: Make) -> None:

@@ -6,6 +6,7 @@ nothing on the device, waits for nothing and reads nothing back. One operator se
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ _ABSENT, _FOREIGN = 0, -1
 
 # Memory that a capture of somebody else refers to. Nobody tells us when that graph ends, so it stays.
 _immortal: list[object] = []
+_numbers = itertools.count()
 
 
 class PagedAttention:
@@ -109,6 +111,7 @@ class PagedAttention:
         plan = next((spec.maps for spec in self._step.launches if spec.maps), None)
         self._maps = None if plan is None else MapEncoder(plan)
         self._maps_stale = False
+        self._number = next(_numbers)
         self._violations: ViolationCounter | None = None
         # Whether memory of ours could be freed under a graph that somebody else captured.
         self._loose = debug or self.workspace_bytes > 0
@@ -296,12 +299,35 @@ class PagedAttention:
             if self._maps_stale and self._maps is not None:
                 self._maps.update(driver, self._params)
                 self._maps_stale = False
+            made = self._scheduled_for(reuse_schedule)
             self._params.schedule_settled = reuse_schedule
             for launch in self._settled_launchers if reuse_schedule else self._launchers:
                 launch(stream)
+            if self._workspace is not None:
+                self._workspace.schedule = made
         finally:
             if others:
                 driver.pop_context()
+
+    def _scheduled_for(self, reuse: bool) -> tuple[int, ...]:
+        """Return what the workspace's schedule is for after this run; until then it is nobody's.
+
+        Raises:
+            ArgumentMismatch: It is to be reused, and is another operator's or one for other extents.
+        """
+        params, workspace = self._params, self._workspace
+        made = (self._number, params.tokens, params.batch, params.max_blocks, params.block_shift)
+        if workspace is None:
+            return made
+        if reuse and workspace.schedule != made and len(self._settled_launchers) < len(self._launchers):
+            raise ArgumentMismatch(
+                "schedule",
+                "reuse_schedule",
+                "a workspace without this operator's schedule for these extents",
+                "an earlier run of this operator with the same extents, and none of another one since",
+            )
+        workspace.schedule = None
+        return made
 
     def explain(
         self, context_lens: Sequence[int] | None = None, query_lens: Sequence[int] | None = None

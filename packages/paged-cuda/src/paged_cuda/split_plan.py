@@ -160,6 +160,10 @@ def split_plan(
         raise ArgumentMismatch("bounds", "max_tokens * num_heads", rows, f"at most {INT32_MAX - 64}")
     blocks = multiprocessors * blocks_per_multiprocessor
     sizes = SplitSizes.of(call.num_heads, bounds, tiles, blocks=blocks, split_rows=split_rows)
+    tiles_at_most = sizes.max_items * (bounds.max_context // tiles.kv_tile + 2)
+    if tiles_at_most > INT32_MAX:
+        wanted = f"at most {INT32_MAX}: fewer tokens or a shorter context"
+        raise ArgumentMismatch("bounds", "KV tiles of a step", tiles_at_most, wanted)
     threads = 256 if max(bounds.max_batch, sizes.max_items, sizes.slices + 1) <= 256 else 1024
     dtype, v_head_size = element_type(call), call.v_head_size or 0
     schedule = LaunchSpec(

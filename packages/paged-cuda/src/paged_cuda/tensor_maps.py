@@ -76,6 +76,8 @@ class MapPlan:
         ends = rotated == 0 or first // SLAB_CHANNELS + rotated == slabs
         single = params.head_size % SLAB_CHANNELS > 0 or box < self.kv_tile or not ends
 
+        plane = 2 * (params.query_stride if planes > 1 else params.head_size)
+
         def query_map(address: int, channels: int, token_stride: int) -> TensorMapGeometry:
             return _rows(address, channels, (rows, planes), (channels, token_stride), box, single=single)
 
@@ -84,7 +86,7 @@ class MapPlan:
             query_map(params.query, params.head_size, params.query_stride)
             if single or rotated in (0, slabs)
             else query_map(params.query, first, params.query_stride)._replace(
-                strides=(2 * params.head_size, 2 * SLAB_CHANNELS, 2 * max(params.query_stride, 8))
+                strides=(2 * params.head_size, 2 * SLAB_CHANNELS, plane)
             ),
         )
         if rotated:
@@ -164,11 +166,11 @@ class MapEncoder:
 def _rows(
     address: int, channels: int, extents: tuple[int, int], strides: tuple[int, int], box: int, *, single: bool
 ) -> TensorMapGeometry:
-    """Describe rows in planes; strides in elements, the plane's at least one unit for planes of no extent."""
+    """Describe rows in planes; strides in elements. That of a single plane says nothing and is not used."""
     slabs = channels // SLAB_CHANNELS
     return TensorMapGeometry(
         address,
         (channels if single else SLAB_CHANNELS, extents[0], 1 if single else slabs, extents[1]),
-        (2 * strides[0], 2 * SLAB_CHANNELS, 2 * max(strides[1], 8)),
+        (2 * strides[0], 2 * SLAB_CHANNELS, 2 * strides[extents[1] > 1]),
         (SLAB_CHANNELS, box, 1 if single else slabs, 1),
     )

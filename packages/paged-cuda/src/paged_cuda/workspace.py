@@ -76,6 +76,8 @@ class Workspace:
         self.device = device
         self.nbytes = nbytes
         self.pointer = self._memory.pointer
+        # Who wrote the schedule that lies here, and for which extents.
+        self.schedule: object = None
 
     def admit(self, nbytes: int, device: Device) -> None:
         """Refuse to serve an operator that needs more, or another GPU.

@@ -130,8 +130,11 @@ __device__ __forceinline__ Cuts cuts_of(const AttentionParams& p, int total, int
 }
 __device__ __forceinline__ int cut(const Cuts& c, int s) {
   if (c.pieces) {
+    // A payload was rounded up to whole pieces, so the last pieces of an item may be short, or empty: no cut may lie behind
+    // the item's end, where the next item's first cut is.
     const int item = (u32)s / (u32)c.pieces;
-    return (int)min((i64)item * c.length + (s - item * c.pieces) * c.payload, (i64)c.total);
+    const i64 within = min((i64)(s - item * c.pieces) * c.payload, (i64)c.length);
+    return (int)min((i64)item * c.length + within, (i64)c.total);
   }
   return (int)min((i64)s * c.payload, (i64)c.total);
 }
@@ -180,6 +183,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
       longest = max(longest, tiles);
       shortest = min(shortest, tiles);
       if (p.chunk) {
+        // A length beyond the bounds would have more parts than there are slots: it is cut short.
+        tiles = item.tiles = (int)min((i64)tiles, max(1ll, (i64)(p.max_parts - 1) * p.chunk));
         const int t = first_tile_of(p, item);
         parts = (t + tiles - 1) / p.chunk - t / p.chunk + 1;
         if (parts == 1) parts = 0;

@@ -1,0 +1,233 @@
+"""The schedule's rule, modelled: every tile of every item is worked on once, and every partial is merged.
+
+`plan` says in Python what `kernels/schedule.cu` computes on the device and what the attend kernels make of
+it. Where one of them changes, so must the other; the GPU tests hold the kernels to the oracle.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from paged_cuda.sources import ROOT
+
+MAX_INT = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Config:
+    """What bounds and node fix."""
+
+    heads: int = 16
+    row_tile: int = 64
+    kv_tile: int = 32
+    slices: int = 132
+    min_tiles: int = 4
+    chunk: int = 0
+    window: int = -1
+    causal: bool = True
+    max_positions: int = 2**30
+    tokens: int = 2
+
+
+@dataclass
+class Item:
+    """A group of query rows that share a range of keys: `begin` is its first tile."""
+
+    row0: int
+    begin: int
+    tiles: int
+    part: int = 0
+    own_parts: int = 0
+
+
+@dataclass(frozen=True)
+class Split:
+    """A cut item, as the combine kernel is told of it."""
+
+    parts: int
+    slot: int
+    adjust: int
+
+
+def items_of(config: Config, starts: Sequence[int], pasts: Sequence[int]) -> list[Item]:
+    """Return the items of every request in order."""
+    found = []
+    step = max(config.heads, config.row_tile)
+    for request, past in enumerate(pasts):
+        begin, end = starts[request], starts[request + 1]
+        rows = (end - begin) * config.heads
+        for first in range(0, rows, step):
+            last = min(first + step, rows) - 1
+            kv_end = past + last // config.heads + 1 if config.causal else past + end - begin
+            kv_end = min(kv_end, config.max_positions)
+            position = past + first // config.heads
+            visible = max(0, position - config.window + 1) if config.window > 0 else 0
+            tile = visible // config.kv_tile
+            tiles = max(1, (kv_end - 1) // config.kv_tile + 1 - tile)
+            found.append(Item(begin * config.heads + first, tile, tiles))
+    return found
+
+
+def last_at_or_before(begins: Sequence[int], x: int, charge: int = 0) -> int:
+    """Return the index of the last begin, each charged for those before it, that is at most x."""
+    return max((i for i, begin in enumerate(begins) if begin + i * charge <= x), default=0)
+
+
+def cuts_of(config: Config, items: list[Item], begins: list[int], total: int) -> list[tuple[int, int, int]]:
+    """Return (item, tiles into it, tiles before it all) of every slice's start, and of the end."""
+    longest, shortest = max(i.tiles for i in items), min(i.tiles for i in items)
+    payload, charge, pieces, end = max(config.min_tiles, -(-total // config.slices)), 0, 0, total
+    snapped = 0
+    if longest == shortest and not config.chunk:
+        pieces = longest // payload
+        snapped = -(-longest // pieces) if pieces else -(-payload // longest) * longest
+    if snapped and snapped - payload <= payload // 16:
+        payload = snapped
+    else:
+        pieces = 0
+        if not config.chunk:
+            charge = config.min_tiles
+            end = total + len(items) * charge
+            payload = max(2 * charge, -(-end // config.slices))
+    found = []
+    for s in range(config.slices + 1):
+        if s == config.slices:
+            position = end
+        elif pieces:
+            item = s // pieces
+            position = min(item * longest + min((s - item * pieces) * payload, longest), end)
+        else:
+            position = min(s * payload, end)
+        i, offset, at = len(items), 0, total
+        if position < end:
+            i = last_at_or_before(begins, position, charge)
+            offset = max(0, position - begins[i] - (i + 1) * charge)
+            if config.chunk and offset:
+                first = items[i].begin
+                offset = min(-(-(first + offset) // config.chunk) * config.chunk - first, items[i].tiles)
+            at = begins[i] + offset
+            if offset == items[i].tiles:
+                i, offset = i + 1, 0
+        found.append((i, offset, at))
+    return found
+
+
+def plan(config: Config, starts: Sequence[int], pasts: Sequence[int]) -> None:
+    """Build the schedule and walk it as the attend kernels do.
+
+    Raises:
+        AssertionError: A tile is worked on twice or never, or a partial is not the one that is merged.
+    """
+    items = items_of(config, starts, pasts)
+    if not items:
+        return
+    begins, total, parts = [], 0, 0
+    for item in items:
+        begins.append(total)
+        total += item.tiles
+        if config.chunk:
+            last = (item.begin + item.tiles - 1) // config.chunk
+            own = last - item.begin // config.chunk + 1
+            item.part, item.own_parts = parts, own if own > 1 else 0
+            parts += item.own_parts
+    cuts = cuts_of(config, items, begins, total)
+    for (_, _, here), (_, _, there) in itertools.pairwise(cuts):
+        assert here <= there, "a slice ends before it starts"
+    splits = {k: Split(item.own_parts, item.part, 0) for k, item in enumerate(items) if item.own_parts}
+    if not config.chunk:
+        firsts = [item for item, _, _ in cuts]
+        for s, (k, offset, _) in enumerate(cuts):
+            if offset > 0 and not (cuts[s - 1][0] == k and cuts[s - 1][1] > 0):
+                last = max(i for i, first in enumerate(firsts[: config.slices]) if first <= k)
+                splits[k] = Split(last - s + 2, 2 * (s - 1), int(cuts[s - 1][2] != begins[k]))
+    worked = walk(config, items, cuts)
+    for k, item in enumerate(items):
+        fragments = worked.get(k, [])
+        assert fragments, "an item that nobody works on"
+        assert fragments[0][0] == item.begin
+        assert fragments[-1][1] == item.begin + item.tiles
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(fragments))
+        slots = [slot for _, _, slot in fragments]
+        if len(fragments) == 1:
+            assert slots == [None]
+            assert k not in splits
+            continue
+        split, step = splits[k], 1 if config.chunk else 2
+        assert slots == [split.slot + p * step + (split.adjust if p == 0 else 0) for p in range(split.parts)]
+
+
+def walk(
+    config: Config, items: list[Item], cuts: list[tuple[int, int, int]]
+) -> dict[int, list[tuple[int, int, int | None]]]:
+    """Return what is worked on of each item: (first tile, end, slot of the partial), in slice order."""
+    worked: dict[int, list[tuple[int, int, int | None]]] = {}
+    for s in range(config.slices):
+        k, offset, at = cuts[s]
+        left = cuts[s + 1][2] - at
+        tile = items[k].begin + offset if left else 0
+        first_fragment = True
+        while left > 0:
+            item = items[k]
+            end = item.begin + item.tiles
+            stop = min(end, tile + left)
+            if config.chunk:
+                stop = min(stop, tile - tile % config.chunk + config.chunk)
+            slot: int | None = None
+            if (tile, stop) != (item.begin, end):
+                chunked = item.part + (
+                    tile // config.chunk - item.begin // config.chunk if config.chunk else 0
+                )
+                slot = chunked if config.chunk else 2 * s + (0 if first_fragment else 1)
+            worked.setdefault(k, []).append((tile, stop, slot))
+            left -= stop - tile
+            tile, first_fragment = stop, False
+            if left and tile == end:
+                k += 1
+                tile = items[k].begin
+    return worked
+
+
+@pytest.mark.parametrize("context", [31_681, 31_762, 32_000, 32_257, 33_000, 64_000, 120_000])
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 6])
+def test_equal_items_whose_last_piece_is_short(batch: int, context: int) -> None:
+    """A payload rounded up to pieces once put an item's last cut into the next item."""
+    for config in (Config(tokens=batch), Config(heads=128, slices=66, tokens=batch), Config(kv_tile=64)):
+        plan(config, list(range(batch + 1)), [context - 1] * batch)
+
+
+def test_random_steps_are_worked_on_once() -> None:
+    draw = random.Random(5)
+    for _ in range(1_500):
+        heads, row_tile = draw.choice([1, 3, 12, 16, 17, 63, 64, 65, 96, 128]), draw.choice([16, 32, 64])
+        kv_tile = draw.choice([16, 32, 64])
+        batch, longest = draw.choice([1, 2, 3, 5, 9]), draw.choice([10, 100, 3_000, 40_000])
+        queries = (
+            [1] * batch if draw.random() < 0.5 else [draw.choice([0, 1, 2, 5, 12]) for _ in range(batch)]
+        )
+        starts = [sum(queries[:k]) for k in range(batch + 1)]
+        same = draw.randrange(longest)
+        pasts = [same if draw.random() < 0.6 else draw.randrange(longest) for _ in queries]
+        config = Config(
+            heads,
+            row_tile,
+            kv_tile,
+            slices=max(1, draw.choice([4, 33, 132]) // -(-heads // row_tile)),
+            min_tiles=max(1, draw.choice([64, 128]) // kv_tile),
+            chunk=draw.choice([0, 0, 8, 32]),
+            window=draw.choice([-1, -1, 1, 16, 100, 1_000]),
+            causal=draw.random() < 0.8,
+            max_positions=draw.choice([2**30, 64, 0]),
+            tokens=starts[-1],
+        )
+        plan(config, starts, pasts)
+
+
+def test_the_kernel_keeps_a_cut_inside_its_item() -> None:
+    """The model above is only worth something while the kernel has the line that it models."""
+    source = Path(ROOT / "schedule.cu").read_text(encoding="utf-8")
+    assert "min((i64)(s - item * c.pieces) * c.payload, (i64)c.length)" in source
