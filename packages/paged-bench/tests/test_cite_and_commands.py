@@ -164,6 +164,15 @@ def test_a_table_of_attention(files, capsys):
     assert "matches no case" in refusal(["record", "table", files / "base.json", "--only", "x*"], capsys)
 
 
+def test_a_table_of_attention_holds_the_peers_of_the_same_run():
+    rows = (PeerRow(peer="sdpa", series=(samples(20.0),)), PeerRow(peer="flex", failed="not installed"))
+    ours, failed = a_record().cases
+    lines = table(a_record(cases=(ours.model_copy(update={"peers": rows}), failed))).splitlines()
+    assert lines[0].endswith("| whole step µs | torch SDPA µs | ratio | error |")
+    assert lines[2] == "| 1 x 4,096 | 16 | 576/512 | 1.0 | 10.0 | 16.0 | 20.0 | 10.00 | 1.7e-03 |"
+    assert lines[3] == "| 2 x 4,096 | 16 | 576/512 |  |  |  |  |  | no memory |"
+
+
 def test_tables_of_peers_of_sizes_and_of_calls():
     peers = Case(
         id="latent/b1", title="1 x 4,096", group="decode", shape=SHAPE,

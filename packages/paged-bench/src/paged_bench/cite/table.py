@@ -68,7 +68,9 @@ def _cell(text: str) -> str:
 
 def _attention_table(record: Record, cases: Sequence[Case]) -> str:
     series = [pair for pair in _SERIES if any(case.samples(pair[0], "graph") for case in cases)]
-    columns = ["case", "heads", "dims", "floor µs", *(f"{title} µs" for _, title in series), "ratio", "error"]
+    names = list(dict.fromkeys(row.peer for case in cases for row in case.peers if row.series))
+    times = [*(title for _, title in series), *map(peer_name, names)]
+    columns = ["case", "heads", "dims", "floor µs", *(f"{name} µs" for name in times), "ratio", "error"]
     rows = []
     for case in cases:
         shape, floor, ratio = case.shape, record.floor_us(case), record.ratio_to_floor(case)
@@ -77,9 +79,14 @@ def _attention_table(record: Record, cases: Sequence[Case]) -> str:
         if case.failed is not None:
             rows.append([*sizes, *[""] * (len(columns) - 4), case.failed])
             continue
-        times = [_median(case.samples(name, "graph")) for name, _ in series]
+        peers = {row.peer: us_text(_peer_median(row.series)) for row in case.peers if row.series}
+        cells = [
+            us_text(floor) if floor else "",
+            *(_median(case.samples(name, "graph")) for name, _ in series),
+        ]
+        cells += [*(peers.get(name, "") for name in names), f"{ratio:.2f}" if ratio else ""]
         error = f"{case.correctness.relative_error:.1e}" if case.correctness else ""
-        rows.append([*sizes, us_text(floor) if floor else "", *times, f"{ratio:.2f}" if ratio else "", error])
+        rows.append([*sizes, *cells, error])
     return _rows(columns, rows)
 
 
