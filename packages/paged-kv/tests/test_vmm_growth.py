@@ -421,6 +421,21 @@ def test_an_interrupted_shrink_leaves_no_capacity_without_memory() -> None:
     stand.verify()
 
 
+def test_a_capturing_thread_does_not_wait_for_a_worker_that_waits_for_it() -> None:
+    stand, _, controller = made(stride=256)
+    controller.ensure(1)
+    ahead = CommitAhead(controller, margin=512, stream=2)
+    with ahead:
+        with stand.gate.capture():
+            ahead.poke(256)
+            with pytest.raises(CaptureInProgress):
+                ahead.stop()
+        ahead.stop()
+    assert not ahead._thread.is_alive()
+    assert controller.committed in (256, 768)
+    stand.verify()
+
+
 def test_what_goes_wrong_ahead_is_kept_and_the_step_finds_out() -> None:
     stand, _, controller = made(limit=2 * G)
     controller.ensure(1)

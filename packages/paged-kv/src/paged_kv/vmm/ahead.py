@@ -56,9 +56,15 @@ class CommitAhead:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the worker, after the commit that it may be in."""
+        """Stop the worker, after the commit that it may be in.
+
+        Raises:
+            CaptureInProgress: this thread captures, and that commit may wait for the capture. The worker stops
+                after it.
+        """
         self._stopped = True
         self._wake.set()
+        self.controller.storage.gate.require_not_capturing()
         if self._thread.is_alive():
             self._thread.join()
 

@@ -3,7 +3,7 @@
 It never takes memory away: it asks holders, lowest priority first, to give way. A failed reservation changes
 nothing. One grant is open at a time, first come first served, and ordinary claims wait for it, so that
 nobody takes the bytes that a growth was promised. It makes no driver call and calls back only without its
-lock. What is waited for is taken in the order grant, capture gate, arena, handle pool.
+lock. What is waited for is taken in the order controller, storage, grant, capture gate, arena, handle pool.
 """
 
 from __future__ import annotations
