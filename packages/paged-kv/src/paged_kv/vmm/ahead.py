@@ -59,8 +59,7 @@ class CommitAhead:
         """Stop the worker, after the commit that it may be in.
 
         Raises:
-            CaptureInProgress: this thread captures, and that commit may wait for the capture. The worker stops
-                after it.
+            CaptureInProgress: this thread captures, and that commit may wait for it. The worker stops later.
         """
         self._stopped = True
         self._wake.set()
