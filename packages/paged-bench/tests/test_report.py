@@ -29,6 +29,7 @@ from paged_bench.record import (
 from paged_bench.report.axes import LogScale, around
 from paged_bench.report.command import NARROW, PICTURES, WIDE, write
 from paged_bench.report.data import OURS, points, splits, styles
+from paged_bench.report.latency import lines_over
 from paged_bench.report.legend import legend_rows
 from paged_bench.report.style import SERIES
 from paged_bench.report.svg import text_width
@@ -212,6 +213,17 @@ def test_present_kernels_are_drawn_before_history():
     assert [point.us for point in points([past, present])] == [10.0]
     only = points([past])
     assert [(point.us, point.history) for point in only] == [(99.0, True)]
+
+
+@pytest.mark.parametrize("history", [None, History(because="older", since="2026-11-29")])
+def test_of_two_runs_the_newer_one_is_drawn(history):
+    older = a_record([a_case(1, 4096, 99.0), a_case(1, 32_768, 99.0)], history=history)
+    newer = a_record(
+        [a_case(1, 4096, 10.0), a_case(1, 32_768, 20.0)], history=history, created="2026-11-30T09:00:00Z"
+    )
+    for records in ([older, newer], [newer, older]):
+        (panel,) = lines_over(points(records), "context")
+        assert [us for _, us, _ in panel.lines[OURS]] == [10.0, 20.0]
 
 
 def test_a_path_that_was_asked_for_is_not_drawn_as_the_operator_as_it_comes():

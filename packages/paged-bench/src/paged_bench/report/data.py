@@ -58,7 +58,7 @@ class Point:
 
 
 def points(records: Sequence[Record]) -> tuple[Point, ...]:
-    """Return every point with a shape, ours first, in the order of the records.
+    """Return every point with a shape, ours first and of them the newest.
 
     A peer that was timed beside the present kernels is not drawn from history as well. Stacks of a whole
     model are left out: their times are those of many layers.
@@ -73,9 +73,11 @@ def points(records: Sequence[Record]) -> tuple[Point, ...]:
 def present(records: Sequence[Record]) -> list[Record]:
     """Return the records of our own present kernels, or those of history where there are no others.
 
-    A run that was told which path to take is left out where another one let the operator choose.
+    The newest comes first, since the first that has a size is drawn. A run that was told which path to take is
+    left out where another one let the operator choose.
     """
     ours = [record for record in records if any(case.samples() and case.shape for case in record.cases)]
+    ours.sort(key=lambda record: record.created[:19], reverse=True)
     fresh = [record for record in ours if record.history is None] or ours
     return [record for record in fresh if "--kernel" not in (record.command or "").split()] or fresh
 
