@@ -298,6 +298,27 @@ def test_a_file_that_cannot_be_imported_costs_no_other_file(tmp_path):
     assert "collection failure" in broken.failed or "no_such_module" in broken.failed
 
 
+def a_file(folder, text):
+    path = folder / "packages" / "paged-a" / "benchmarks" / "bench_a.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_two_benchmarks_of_one_id_are_not_mixed(tmp_path):
+    mark = "import pytest\n@pytest.mark.parametrize('x', [1, -1])\n"
+    path = a_file(tmp_path, mark + "def test_a(benchmark, x):\n    benchmark.pedantic(int, rounds=5)\n")
+    with pytest.raises(BenchError, match=r"test_a\[1\] and test_a\[-1\] both have the id a/a/1"):
+        run_block([path])
+
+
+def test_extra_info_of_any_kind_goes_into_the_record(tmp_path):
+    note = "    benchmark.extra_info.update(sizes=[1, 2], none=None, flag=True)\n"
+    path = a_file(tmp_path, f"def test_a(benchmark):\n{note}    benchmark.pedantic(int, rounds=5)\n")
+    (case,) = run_block([path])
+    assert case.parameters == {"sizes": "[1, 2]", "none": "null", "flag": True}
+
+
 def one(name, *values, failed=None, **extra):
     series = () if failed else (Samples(what="call", timing="wall", values=values, **extra),)
     return Case(id=name, title=name, group="g", failed=failed, series=series)

@@ -19,6 +19,7 @@ from xml.etree import ElementTree
 
 from paged_bench.errors import BenchError
 from paged_bench.record import Case, Samples
+from paged_bench.record.types import Scalar
 
 MOST_SAMPLES = 400  # of one benchmark in one block; more are thinned out evenly
 _CONFIGURATION = "[pytest]\npython_files = bench_*.py\npython_functions = test_*\n"
@@ -100,6 +101,7 @@ def run_block(files: Sequence[Path], select: str = "") -> tuple[Case, ...]:
 
 
 def _timed(found: dict[str, list[dict[str, Any]]], packages: dict[str, str]) -> Iterator[Case]:
+    names: dict[str, str] = {}
     for row in found.get("benchmarks", []):
         stats, about = row["stats"], dict(row["extra_info"])
         module = Path(row["fullname"].partition("::")[0]).stem
@@ -107,13 +109,21 @@ def _timed(found: dict[str, list[dict[str, Any]]], packages: dict[str, str]) -> 
         step = max(1, -(-len(data) // MOST_SAMPLES))
         values = tuple(round(value * 1e6, 4) for value in data[::step])
         name = case_id(packages[module], row["name"])
+        if name in names:
+            problem = f"{names[name]} and {row['name']} both have the id {name}"
+            raise BenchError("benchmarks", problem, "name their parameters apart")
+        names[name] = row["name"]
         yield Case(
             id=name,
             title=about.pop("title", name),
             group=name.partition("/")[0],
-            parameters=about,
+            parameters={key: _scalar(value) for key, value in about.items()},
             series=(Samples(what="call", timing="wall", values=values, calls=stats["iterations"]),),
         )
+
+
+def _scalar(value: object) -> Scalar:
+    return value if isinstance(value, str | int | float) else json.dumps(value)
 
 
 def _failures(report: Path, packages: dict[str, str]) -> Iterator[Case]:

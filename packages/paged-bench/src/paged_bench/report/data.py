@@ -73,8 +73,8 @@ def points(records: Sequence[Record]) -> tuple[Point, ...]:
 def present(records: Sequence[Record]) -> list[Record]:
     """Return the records of our own present kernels, or those of history where there are no others.
 
-    The newest comes first, since the first that has a size is drawn. A run that was told which path to take is
-    left out where another one let the operator choose.
+    The newest comes first, since the first that has a size is drawn. A run that was told which path to take
+    is left out where another one let the operator choose.
     """
     ours = [record for record in records if any(case.samples() and case.shape for case in record.cases)]
     ours.sort(key=lambda record: record.created[:19], reverse=True)
