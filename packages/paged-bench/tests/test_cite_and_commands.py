@@ -1,6 +1,9 @@
 """The commands over records: exit statuses, files that are written, tables, and marks of history."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from paged_bench.cite.figures import figures
@@ -99,6 +102,20 @@ def test_all_outputs_are_of_one_comparison(files, capsys):
     assert [entry["value"] for entry in json.loads(texts["action"])] == [12.0, 18.0]
     assert "<script" not in texts["html"]
     assert "prefers-color-scheme:dark" in texts["html"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX pipes")
+def test_a_reader_that_goes_away_is_no_slowdown(files):
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = ["compare", str(files / "base.json"), str(files / "same.json"), "--html", str(files / "a.html")]
+    try:
+        command = [sys.executable, "-m", "paged_bench", *words]
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+    assert (files / "a.html").exists()
 
 
 def test_the_page_has_the_same_bytes_each_time(files):

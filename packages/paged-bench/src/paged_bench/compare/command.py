@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rich.console import Console
-
 from paged_bench.compare.action import action_json
 from paged_bench.compare.comparison import Comparison, compare
 from paged_bench.compare.markdown import markdown
 from paged_bench.compare.page import page
 from paged_bench.compare.terminal import show
 from paged_bench.compare.verdict import Verdict
+from paged_bench.console import PlainConsole
 from paged_bench.record import load
 
 
@@ -40,7 +39,7 @@ def write(comparison: Comparison, values: argparse.Namespace) -> None:
     ):
         if path is not None:
             path.write_text(text(comparison), encoding="utf-8")
-    show(comparison, Console())
+    show(comparison, PlainConsole())
 
 
 def status(comparison: Comparison, fail_on: str) -> int:

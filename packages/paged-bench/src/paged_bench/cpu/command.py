@@ -6,11 +6,11 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from paged_bench.compare.words import time_text
+from paged_bench.console import PlainConsole
 from paged_bench.cpu.block import benchmark_files, run_block, suite_digest
 from paged_bench.errors import BenchError
 from paged_bench.record import (
@@ -93,4 +93,4 @@ def show(record: Record) -> None:
         low, high = samples.quartiles or (samples.median, samples.median)
         spread = f"{time_text(low)} … {time_text(high)}"
         table.add_row(Text(case.title), time_text(samples.median), spread, str(len(samples.values)))
-    Console().print(table)
+    PlainConsole().print(table)
