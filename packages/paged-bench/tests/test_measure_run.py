@@ -353,7 +353,9 @@ def test_a_gpu_that_is_not_free_is_refused_unless_forced(runs, state, problem):
 def test_what_the_management_library_does_not_say_is_not_counted(runs):
     assert runs(DECODE, look=lambda uuid: GpuState()) == 0
     assert runs.record.environment.gpu.other_processes is None
+    assert "could not be asked" in runs.text
     assert runs(DECODE) == 0
+    assert "could not be asked" not in runs.text
     assert runs.record.environment.gpu.other_processes == 0
 
 

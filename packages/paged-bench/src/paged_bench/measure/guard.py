@@ -60,6 +60,8 @@ class Guard:
         if state.mig:
             self._refuse("is cut into MIG slices, whose ceilings are not those of the GPU", "disable MIG")
         self._others = state.processes
+        if self._others is None:
+            self.notes.append("whether other processes compute on the GPU could not be asked")
         if self._others:
             self._refuse(f"{len(self._others)} other process(es) compute on it")
         busy = min((one.utilization or 0) for one in states)
