@@ -29,6 +29,7 @@ from paged_bench.record import (
 from paged_bench.report.axes import LogScale, around
 from paged_bench.report.command import NARROW, PICTURES, WIDE, write
 from paged_bench.report.data import OURS, points, splits, styles
+from paged_bench.report.growth import growth
 from paged_bench.report.latency import lines_over
 from paged_bench.report.legend import legend_rows
 from paged_bench.report.style import SERIES
@@ -135,6 +136,23 @@ def test_nothing_leaves_the_drawing(drawn):
                 left = x - {"start": 0, "middle": length / 2, "end": length}[text.get("text-anchor")]
                 assert left >= -1, (name, text.text)
                 assert left + length <= width + 1, (name, text.text)
+
+
+def test_a_cost_that_falls_stays_in_the_drawing():
+    sizes = {512: 40.0, 2048: 10.0, 8192: 2.0}
+    cases = [
+        Case(id=f"g{size}", title="step", group="g", parameters={"context": size, "pool": 1000},
+             series=(Samples(what="call", timing="wall", values=(us, us)),))
+        for size, us in sizes.items()
+    ]  # fmt: skip
+    svg = growth([a_record(cases, kind="cpu", ceilings=())], WIDE)
+    height = float(re.search(r'viewBox="0 0 \S+ (\S+)"', svg)[1])
+    points = [
+        line for line in re.findall(r'polyline class="l0" points="([^"]*)"', svg) if line.count(",") == 3
+    ]
+    assert points
+    assert all(float(pair.split(",")[1]) < height - 50 for line in points for pair in line.split())
+    assert ">0.0625<" in svg
 
 
 def test_no_text_covers_another(drawn):

@@ -31,14 +31,15 @@ def growth(records: Sequence[Record], width: int) -> str | None:
     draw_legend(canvas, {name: index for index, name in enumerate(names)}, 12, 28, width - 24)
     x_high = max(x for line in lines.values() for x, _ in line) * 1.15
     y_high = max(2.0, *(y for line in lines.values() for _, y in line)) * 1.3
-    frame = Frame(LogScale(0.9, x_high, 50, width - 16), LogScale(0.7, y_high, top + height, top))
+    y_low = min(0.7, *(y * 0.8 for line in lines.values() for _, y in line))
+    frame = Frame(LogScale(0.9, x_high, 50, width - 16), LogScale(y_low, y_high, top + height, top))
     ticks = [float(2**power) for power in range(12)]
     frame.draw(
         canvas,
         x_title="size, times the smallest",
         y_title="cost, times that of the smallest",
         x_ticks=[tick for tick in ticks[:: 1 if width > 500 else 2] if tick <= x_high],
-        y_ticks=[tick for tick in ticks if tick <= y_high],
+        y_ticks=[tick for tick in (*(1 / tick for tick in ticks[:0:-1]), *ticks) if y_low <= tick <= y_high],
     )
     end = min(x_high, y_high)
     canvas.polyline([(frame.x(1), frame.y(1)), (frame.x(end), frame.y(end))], "guide")
