@@ -134,6 +134,16 @@ def test_handles_come_from_the_pool_first() -> None:
     stand.verify_empty()
 
 
+def test_a_pool_keeps_no_more_than_it_retains() -> None:
+    stand = VmmStand(G, retain=4)
+    arena = arena_of(stand)
+    commit(arena, 17)
+    stand.pool.prefill(3)
+    assert decommit(arena, 0) == DecommitOutcome(6 * G, pooled=1)
+    assert (stand.pool.count, stand.driver.num_handles) == (4, 4)
+    stand.verify()
+
+
 def test_a_pool_makes_room_for_another_holder() -> None:
     stand = VmmStand(G, limit=10 * G)
     assert stand.pool.prefill(10) == 10

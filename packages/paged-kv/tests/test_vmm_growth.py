@@ -515,6 +515,17 @@ def test_a_reallocation_needs_room_for_old_and_new() -> None:
     assert held.leased_bytes == 0
 
 
+def test_a_reallocation_waits_for_its_copies_before_it_frees_what_they_read() -> None:
+    stand, held, controller = made(realloc=True)
+    controller.ensure(16, stream=1)
+    stand.driver.log.clear()
+    controller.ensure(17, stream=1)
+    names = [name for name, _ in stand.driver.log]
+    last_copy = max(number for number, name in enumerate(names) if name == "copy_on_device")
+    assert last_copy < names.index("synchronize") < names.index("free")
+    held.close()
+
+
 def test_a_reallocation_in_a_capture_leases_nothing() -> None:
     stand, held, _ = made(realloc=True)
     with stand.gate.capture(), pytest.raises(CaptureInProgress):
