@@ -2,6 +2,7 @@
 
 import json
 import string
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -253,3 +254,10 @@ def test_a_package_digest_follows_its_sources():
     assert package_digest("paged_kv") != package_digest("paged_schema")
     with pytest.raises(ModuleNotFoundError):
         package_digest("math")
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="POSIX devices")
+def test_what_never_ends_is_refused(monkeypatch):
+    monkeypatch.setattr("paged_bench.record.file._LARGEST", 1 << 20)
+    with pytest.raises(RecordError, match="larger than 1 MiB"):
+        load(Path("/dev/zero"))

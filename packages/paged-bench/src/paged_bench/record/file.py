@@ -64,9 +64,11 @@ def load(path: Path) -> Record:
         RecordError: The file is no record, one of another schema version, truncated, or edited by hand.
         OSError: The file cannot be read.
     """
-    if path.stat().st_size > _LARGEST:
+    with path.open("rb") as file:
+        data = file.read(_LARGEST + 1)  # a device or a pipe does not say its size
+    if len(data) > _LARGEST:
         raise RecordError(path.name, f"is larger than {_LARGEST >> 20} MiB", "give a record of paged-bench")
-    return parse(path.read_bytes(), path.name)
+    return parse(data, path.name)
 
 
 def parse(data: bytes, name: str) -> Record:
