@@ -100,6 +100,16 @@ def test_sources_come_in_order_and_the_excess_goes_back_in_reverse() -> None:
     assert governor.account(silent).allowance == 20
 
 
+def test_nobody_of_another_tier_is_asked_to_give_way() -> None:
+    governor = MemoryGovernor(device=100, host=100)
+    asked: list[int] = []
+    other = governor.register("other", Tier.HOST, reclaim=lambda nbytes: asked.append(nbytes) or nbytes)
+    governor.lease_allowance(other, 50)
+    assert governor.grant(governor.register("cache"), 130).available == 100
+    assert asked == []
+    assert governor.account(other).allowance == governor.tier(Tier.HOST).used == 50
+
+
 @pytest.mark.parametrize("short", [0, 3])
 def test_a_grant_that_cannot_be_filled_changes_nothing(short: int) -> None:
     governor = MemoryGovernor(device=100)

@@ -168,6 +168,26 @@ def test_cached_content_beyond_the_end_is_forgotten_and_told() -> None:
     scene.check()
 
 
+def test_a_shrink_under_work_in_flight_forgets_nothing() -> None:
+    scene = Scene(first=33)
+    chain = PrefixChain(CacheKey(model="m", dtype="float16", layout="SEPARATE"), 16)
+    chain.extend(range(65))
+    row = scene.kv.create(1)
+    scene.run(row, 65)
+    scene.kv.register(row[0], chain)
+    scene.kv.release(row)
+    scene.stand.driver.hold(1)
+    scene.stand.driver.launch(1)
+    scene.held.arena.fence.record(1)
+    before = scene.kv.digest()
+    with pytest.raises(WorkInFlight):
+        scene.paged.shrink(3)
+    assert scene.kv.digest() == before
+    assert scene.kv.lookup_and_pin(chain).pages.tolist() == [1, 2, 3, 4]
+    scene.stand.driver.finish(1)
+    scene.check()
+
+
 def test_a_quarantined_page_stays_so_when_the_end_passes_it() -> None:
     scene = Scene(first=33)
     scene.kv.quarantine(20)
