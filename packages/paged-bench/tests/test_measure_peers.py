@@ -175,7 +175,7 @@ def sdpa_modules(torch: ModuleType) -> dict[str, ModuleType]:
         assert enable_gqa == (query.shape[1] != key.shape[1])
         return dense(query, key, value, causal=block_mask is not None, scale=scale)
 
-    def create_block_mask(mask_mod, B, H, Q_LEN, KV_LEN, device="cuda"):  # noqa: N803
+    def create_block_mask(mask_mod, B, H, Q_LEN, KV_LEN, device="cuda"):  # noqa: N803 - torch's names
         assert mask_mod(0, 0, 3, 3)
         assert not mask_mod(0, 0, 3, 4)
         return (Q_LEN, KV_LEN)
@@ -465,44 +465,44 @@ class Library:
     def __init__(self, known: str = "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f") -> None:
         self.known = known
 
-    def nvmlInit_v2(self):  # noqa: N802
+    def nvmlInit_v2(self):  # noqa: N802 - NVML's name
         return 0
 
-    def nvmlDeviceGetHandleByUUID(self, uuid, handle):  # noqa: N802
+    def nvmlDeviceGetHandleByUUID(self, uuid, handle):  # noqa: N802 - NVML's name
         return 0 if uuid.decode() == self.known else 6
 
-    def nvmlDeviceGetHandleByIndex_v2(self, index, handle):  # noqa: N802
+    def nvmlDeviceGetHandleByIndex_v2(self, index, handle):  # noqa: N802 - NVML's name
         return 0
 
-    def nvmlDeviceGetUtilizationRates(self, device, rates):  # noqa: N802
+    def nvmlDeviceGetUtilizationRates(self, device, rates):  # noqa: N802 - NVML's name
         rates._obj.gpu = 42
         return 0
 
-    def nvmlDeviceGetMigMode(self, device, current, pending):  # noqa: N802
+    def nvmlDeviceGetMigMode(self, device, current, pending):  # noqa: N802 - NVML's name
         current._obj.value = 0
         return 0
 
-    def nvmlDeviceGetEccMode(self, device, current, pending):  # noqa: N802
+    def nvmlDeviceGetEccMode(self, device, current, pending):  # noqa: N802 - NVML's name
         return 3  # not supported
 
-    def nvmlDeviceGetComputeRunningProcesses_v3(self, device, count, rows):  # noqa: N802
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, device, count, rows):  # noqa: N802 - NVML's name
         count._obj.value = 2
         rows[0].pid, rows[1].pid = 7, 9
         return 0
 
-    def nvmlDeviceGetClockInfo(self, device, kind, value):  # noqa: N802
+    def nvmlDeviceGetClockInfo(self, device, kind, value):  # noqa: N802 - NVML's name
         value._obj.value = {1: 1980, 2: 3201}[kind]
         return 0
 
-    def nvmlDeviceGetPowerManagementLimit(self, device, value):  # noqa: N802
+    def nvmlDeviceGetPowerManagementLimit(self, device, value):  # noqa: N802 - NVML's name
         value._obj.value = 700_000
         return 0
 
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, device, value):  # noqa: N802
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, device, value):  # noqa: N802 - NVML's name
         value._obj.value = 0x4 | 0x1
         return 0
 
-    def nvmlSystemGetDriverVersion(self, text, length):  # noqa: N802
+    def nvmlSystemGetDriverVersion(self, text, length):  # noqa: N802 - NVML's name
         text.value = b"580.159.04"
         return 0
 

@@ -36,6 +36,7 @@ class _Reader(gguf.GGUFReader):
         wanted, left = int(count) * np.dtype(dtype).itemsize, len(self.data) - int(offset)
         if wanted > left:
             raise EOFError(f"{wanted} bytes are wanted at byte {int(offset)}, {max(left, 0)} are left")
+        # Whatever follows `count` is the byte order, which goes through unseen.
         got: NDArray[np.generic] = super()._get(offset, dtype, count, *args, **kwargs)  # type: ignore[arg-type]
         return got
 

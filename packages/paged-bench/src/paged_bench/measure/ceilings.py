@@ -77,6 +77,7 @@ def measure_ceilings(
 def _ceiling(what: str, amount: float, series: Samples, method: str, dtype: str | None = None) -> Ceiling:
     rates = tuple(amount / value * 1e6 for value in series.values)
     value = statistics.median(rates)
+    # The names are literals in the record, which pydantic checks here.
     return Ceiling(what=what, value=value, dtype=dtype, method=method, samples=rates)  # type: ignore[arg-type]
 
 

@@ -27,7 +27,7 @@ _KEYS_TIMES_HEADS = 1 << 20  # of one row: what a check may cost
 Array = NDArray[np.generic]
 
 
-class WrongOutput(Exception):  # noqa: N818
+class WrongOutput(Exception):  # noqa: N818 - an outcome, named for what happened
     """An output that must not be timed; the message says where and how far off."""
 
 

@@ -23,6 +23,7 @@ _DECODE = (
 
 def decode(batch: int, context: int, heads: int, **sizes: object) -> CaseSpec:
     """Return a batch of equal lengths that brings one token a sequence."""
+    # mypy cannot tell which field each of `sizes` goes to; their types are those of the tables below.
     return CaseSpec("decode", (context,) * batch, (1,) * batch, heads, **sizes)  # type: ignore[arg-type]
 
 

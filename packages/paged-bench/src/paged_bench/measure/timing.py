@@ -122,7 +122,7 @@ class Timer:
         values = tuple(max(value / calls, 1e-3) for value in times)
         return Samples(
             what=what,
-            timing=timing,  # type: ignore[arg-type]
+            timing=timing,  # type: ignore[arg-type] # a literal, which pydantic checks here
             values=values,
             blocks=(len(values),),
             calls=calls,

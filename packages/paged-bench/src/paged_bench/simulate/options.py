@@ -89,4 +89,4 @@ def read_options(values: argparse.Namespace) -> SimulateOptions:
 
 def _pick(kind: type[Options], given: dict[str, object]) -> Options:
     """An instance of `kind` from the parsed values of the same names, whose types argparse has settled."""
-    return kind(**{item.name: given[item.name] for item in fields(kind)})  # type: ignore[arg-type]
+    return kind(**{item.name: given[item.name] for item in fields(kind)})  # type: ignore[arg-type] # mypy sees object

@@ -23,7 +23,7 @@ from paged_bench.measure.suite import CaseSpec
 from paged_bench.measure.timing import Capture
 
 
-class Unsuitable(Exception):  # noqa: N818
+class Unsuitable(Exception):  # noqa: N818 - an outcome, named for what happened
     """A peer does not serve a case; the message says why."""
 
 

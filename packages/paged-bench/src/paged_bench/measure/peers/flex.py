@@ -56,5 +56,6 @@ class FlexAttention:
             told = " ".join(str(error).split())
             self._failed[size] = told[:160]
             raise Unsuitable(f"does not compile: {told[:160]}") from error
+        # mypy does not infer a lambda whose parameter has a default.
         launches = [stream.launch(lambda index=index: call(index)) for index in range(len(sets))]  # type: ignore[misc]
         return PeerCalls(launches, stream.output(unfolded(spec, result), spec), stream.capture)

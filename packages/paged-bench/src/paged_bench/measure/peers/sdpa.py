@@ -75,6 +75,7 @@ class TorchSdpa:
             label = name.removesuffix("_ATTENTION").lower()
             output = stream.output(unfolded(spec, result), spec)
             launches = [
+                # mypy does not infer a lambda whose parameters have defaults.
                 stream.launch(lambda index=index, chosen=backend: call(chosen, index))  # type: ignore[misc]
                 for index in range(len(sets))
             ]
