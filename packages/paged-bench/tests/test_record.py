@@ -146,7 +146,7 @@ def test_another_version_and_an_edit_are_refused_with_the_reason(change, reason)
     ],
 )
 def test_what_is_no_record_is_refused(data):
-    refusal(data)
+    assert "some.json" in refusal(data)
 
 
 def test_layout_and_key_order_are_free():

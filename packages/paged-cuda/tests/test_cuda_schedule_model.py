@@ -117,15 +117,15 @@ def cuts_of(config: Config, items: list[Item], begins: list[int], total: int) ->
     return found
 
 
-def plan(config: Config, starts: Sequence[int], pasts: Sequence[int]) -> None:
-    """Build the schedule and walk it as the attend kernels do.
+def plan(config: Config, starts: Sequence[int], pasts: Sequence[int]) -> int:
+    """Build the schedule, walk it as the attend kernels do, and return how many tiles were worked on.
 
     Raises:
         AssertionError: A tile is worked on twice or never, or a partial is not the one that is merged.
     """
     items = items_of(config, starts, pasts)
     if not items:
-        return
+        return 0
     begins, total, parts = [], 0, 0
     for item in items:
         begins.append(total)
@@ -159,6 +159,7 @@ def plan(config: Config, starts: Sequence[int], pasts: Sequence[int]) -> None:
             continue
         split, step = splits[k], 1 if config.chunk else 2
         assert slots == [split.slot + p * step + (split.adjust if p == 0 else 0) for p in range(split.parts)]
+    return sum(end - first for fragments in worked.values() for first, end, _ in fragments)
 
 
 def walk(
@@ -197,7 +198,8 @@ def walk(
 def test_equal_items_whose_last_piece_is_short(batch: int, context: int) -> None:
     """A payload rounded up to pieces once put an item's last cut into the next item."""
     for config in (Config(tokens=batch), Config(heads=128, slices=66, tokens=batch), Config(kv_tile=64)):
-        plan(config, list(range(batch + 1)), [context - 1] * batch)
+        worked = plan(config, list(range(batch + 1)), [context - 1] * batch)
+        assert worked == batch * -(-context // config.kv_tile)
 
 
 def test_random_steps_are_worked_on_once() -> None:
@@ -224,7 +226,7 @@ def test_random_steps_are_worked_on_once() -> None:
             max_positions=draw.choice([2**30, 64, 0]),
             tokens=starts[-1],
         )
-        plan(config, starts, pasts)
+        assert plan(config, starts, pasts) >= sum(count > 0 for count in queries)
 
 
 def test_the_kernel_keeps_a_cut_inside_its_item() -> None:

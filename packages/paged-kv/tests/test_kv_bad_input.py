@@ -184,6 +184,7 @@ def kv() -> KVCacheManager:
 
 
 def refused(kv: KVCacheManager, kind: type[KvError], call) -> KvError:
+    """Assert that `call` raises `kind`, which survives pickling, and that nothing has changed."""
     before = kv.digest()
     with pytest.raises(kind) as refusal:
         call()
