@@ -7,18 +7,18 @@ checked it still is after the clock, bit for bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from paged_cuda import PagedAttention
 
 from paged_bench.measure.accounting import CallCounter
-from paged_bench.measure.bench import Bench, Launch
+from paged_bench.measure.bench import Launch
 from paged_bench.measure.check import Checker, WrongOutput
-from paged_bench.measure.inputs import Footprint, InputMaker, InputSet, Pool, host_plans
+from paged_bench.measure.inputs import Footprint, InputMaker, InputSet, host_plans
 from paged_bench.measure.peers import Peer, Unsuitable
 from paged_bench.measure.peers.torch_tools import release
 from paged_bench.measure.step import StepParts, run_step
-from paged_bench.measure.subject import Measured, Method, Subject
+from paged_bench.measure.subject import Measured, Runner, Subject
 from paged_bench.measure.suite import CaseSpec
 from paged_bench.measure.timing import Timer
 from paged_bench.record import Correctness, PeerRow, Samples
@@ -26,23 +26,8 @@ from paged_bench.record import Correctness, PeerRow, Samples
 _FEWEST_CALLS = 8
 
 
-class CaseRun:
-    """Measures one case.
-
-    Args:
-        bench: The instruments.
-        pool: Memory for pages.
-        method: How.
-        show: Told what is being done.
-    """
-
-    def __init__(
-        self, bench: Bench, pool: Pool, method: Method, show: Callable[[str], None] = lambda text: None
-    ) -> None:
-        self._bench = bench
-        self._pool = pool
-        self._method = method
-        self._show = show
+class CaseRun(Runner):
+    """Measures one case."""
 
     def measure(self, spec: CaseSpec, before: Measured | None = None) -> Measured:
         """Check and time `spec`; `before` is what an earlier round found, which this one must find again.

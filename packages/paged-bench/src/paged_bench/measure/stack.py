@@ -5,17 +5,17 @@ The first layer divides the work, the others use its division, as an engine woul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from paged_cuda import DeviceArray
 
 from paged_bench.measure.accounting import CallCounter
-from paged_bench.measure.bench import Bench, Launch
+from paged_bench.measure.bench import Launch
 from paged_bench.measure.check import Checker, Row, WrongOutput, sampled_rows
-from paged_bench.measure.inputs import Footprint, InputMaker, InputSet, Pool, layer_plan
+from paged_bench.measure.inputs import Footprint, InputMaker, InputSet, layer_plan
 from paged_bench.measure.step import run_step
-from paged_bench.measure.subject import Measured, Method, Subject
+from paged_bench.measure.subject import Measured, Runner, Subject
 from paged_bench.measure.suite import CaseSpec
 from paged_bench.measure.timing import Timer
 from paged_bench.record import Correctness
@@ -23,23 +23,8 @@ from paged_bench.record import Correctness
 _CHECKERS = 8  # rows under comparison at once; the oracle has threads of its own
 
 
-class StackRun:
-    """Measures a stack of layers.
-
-    Args:
-        bench: The instruments.
-        pool: Memory for pages.
-        method: How.
-        show: Told what is being done.
-    """
-
-    def __init__(
-        self, bench: Bench, pool: Pool, method: Method, show: Callable[[str], None] = lambda text: None
-    ) -> None:
-        self._bench = bench
-        self._pool = pool
-        self._method = method
-        self._show = show
+class StackRun(Runner):
+    """Measures a stack of layers."""
 
     def measure(self, spec: CaseSpec, before: Measured | None = None) -> Measured:
         """Check the first and the last row of every layer, then time the step.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paged_cuda import CubinCache, PagedAttention
@@ -15,7 +15,7 @@ from paged_bench.measure.suite import CaseSpec
 from paged_bench.record import Case, Correctness, Memory, PeerRow, Samples
 
 
-class DoesNotFit(Exception):  # noqa: N818
+class DoesNotFit(Exception):  # noqa: N818 - an outcome, named for what happened
     """A case that the GPU's free memory does not hold.
 
     Attributes:
@@ -76,6 +76,25 @@ class Measured:
 
     case: Case
     digest: tuple[int, int]
+
+
+class Runner:
+    """What measuring needs, whatever the case is.
+
+    Args:
+        bench: The instruments.
+        pool: Memory for pages.
+        method: How.
+        show: Told what is being done.
+    """
+
+    def __init__(
+        self, bench: Bench, pool: Pool, method: Method, show: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self._bench = bench
+        self._pool = pool
+        self._method = method
+        self._show = show
 
 
 @dataclass(frozen=True)
