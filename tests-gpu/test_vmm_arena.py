@@ -167,8 +167,10 @@ def test_nothing_is_mapped_in_a_capture_nor_unmapped_under_a_replay(
         graph.close()
 
 
-def test_arena_memory_reaches_torch_and_cupy_without_a_copy(vmm: CudaVmmDriver, stream: Stream) -> None:
+@pytest.mark.parametrize("library", ["torch", "cupy"])
+def test_arena_memory_reaches_others_without_a_copy(vmm: CudaVmmDriver, stream: Stream, library: str) -> None:
     """Head-major strides: (blocks, 16, heads, 64) over stripes of the whole capacity."""
+    other = pytest.importorskip(library)
     capacity = 16_384
     geometry = KvCacheGeometry.uniform(
         KvLayout.HEAD_MAJOR, layers=1, kv_heads=2, head_dim=64, capacity=capacity
@@ -180,21 +182,17 @@ def test_arena_memory_reaches_torch_and_cupy_without_a_copy(vmm: CudaVmmDriver, 
             arena.address_of(1), (capacity // 16, 16, 2, 64), "float16", strides=strides, owner=arena
         )
         write(cache.pointer + 2 * (capacity * 64 + 17 * 64 + 3), np.array([7], np.float16), stream)
-        torch = pytest.importorskip("torch")
-        tensor = torch.from_dlpack(cache)
-        assert tensor.data_ptr() == cache.pointer
-        assert tensor.stride() == strides
-        assert tensor[1, 1, 1, 3].item() == 7
-        tensor[2, 0, 0, 0] = 5
-        torch.cuda.synchronize()
-        del tensor
+        if library == "torch":
+            array, synchronize = other.from_dlpack(cache), other.cuda.synchronize
+            assert array.data_ptr() == cache.pointer
+            assert array.stride() == strides
+        else:
+            array, synchronize = other.asarray(cache), other.cuda.Device().synchronize
+            assert array.data.ptr == cache.pointer
+            assert array.strides == tuple(2 * stride for stride in strides)
+        assert float(array[1, 1, 1, 3]) == 7
+        array[2, 0, 0, 0] = 5
+        synchronize()
+        del array, synchronize
         row = DeviceArray.from_pointer(cache.pointer + 2 * 32 * 64, (1,), "float16", stream.device)
         assert row.to_numpy(stream)[0] == 5
-        try:
-            import cupy
-        except ModuleNotFoundError:
-            return
-        array = cupy.asarray(cache)
-        assert array.data.ptr == cache.pointer
-        assert float(array[1, 1, 1, 3]) == 7
-        del array
