@@ -159,6 +159,21 @@ def test_a_missing_library_is_told_once_and_on_one_line(monkeypatch: pytest.Monk
     assert "\n" not in str(caught.value)
 
 
+def test_an_empty_log_leaves_the_bytes_of_python_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVRTC writes into what it is given, and CPython has one object for each single byte."""
+    from cuda.bindings import nvrtc
+
+    given: list[bytes] = []
+    write = nvrtc.nvrtcGetProgramLog
+    monkeypatch.setattr(
+        nvrtc, "nvrtcGetProgramLog", lambda program, log: [given.append(log), write(program, log)][1]
+    )
+    log = compile_to_cubin('extern "C" __global__ void k() {}', "k.cu", ["--gpu-architecture=sm_80"]).log
+    assert log == ""
+    assert not any(log is bytes([value]) for log in given for value in range(256))
+    assert list(bytes([32])) == [32]
+
+
 def test_compilation_is_deterministic() -> None:
     signature = KernelSignature("append", "float16")
     assert compile_kernel(signature, "sm_80").cubin == compile_kernel(signature, "sm_80").cubin
@@ -183,7 +198,7 @@ def test_log_is_read() -> None:
     assert parse_log(log, "k") == Resources(77, 8, 4, 12, 1024, 1)
 
 
-@pytest.mark.parametrize("code", ["C7508", "C7510", "C7512", "C7515", "C7602"])
+@pytest.mark.parametrize("code", ["C7508", "C7510", "C7512", "C7515", "C7519", "C7602"])
 def test_notices_that_slow_a_kernel_down_fail_the_build(code: str) -> None:
     log = GOOD_LOG.format(frame=0, stores=0, loads=0, registers=7)
     with pytest.raises(CompileError, match=code):

@@ -66,19 +66,28 @@ def compile_to_cubin(source: str, name: str, options: Sequence[str]) -> Compiled
                 "compile", name, f"{status.name}\n{log}", "a source and options that NVRTC accepts"
             )
         _, size = nvrtc.nvrtcGetCUBINSize(program)
-        cubin = b" " * int(size)
+        cubin = _buffer(size)
         nvrtc.nvrtcGetCUBIN(program, cubin)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    if not cubin:
+    if size == 0:
         raise CompileError("compile", name, "an empty cubin", "a real architecture such as sm_80")
-    return Compiled(cubin, log)
+    return Compiled(cubin[: int(size)], log)
+
+
+def _buffer(size: int) -> bytes:
+    """Return bytes for NVRTC to write to, which Python has given to nobody else.
+
+    Python keeps one object for each single byte: writing an empty log's end to `b" "` would change every space
+    that the process prints.
+    """
+    return bytes(max(int(size), 2))
 
 
 def _log(program: object) -> str:
     from cuda.bindings import nvrtc
 
     _, size = nvrtc.nvrtcGetProgramLogSize(program)
-    log = b" " * max(int(size), 1)
+    log = _buffer(size)
     nvrtc.nvrtcGetProgramLog(program, log)
     return log.decode(errors="replace").strip("\0 \n")
