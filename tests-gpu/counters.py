@@ -1,6 +1,6 @@
-"""Reads hardware counters of the split path's kernels with Nsight Compute and prints a table.
+"""Reads hardware counters of a tensor-core path's kernels with Nsight Compute and prints a table.
 
-usage: python tests-gpu/counters.py OUT.json
+usage: python tests-gpu/counters.py sm80|sm90 OUT.json
 
 Every case runs once to warm up and once under `ncu`, which replays each kernel alone, with cold caches and
 unlocked clocks: durations here are not those of a step, shares and ratios are what counts. Needs `ncu` on the
@@ -16,6 +16,15 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from cuda.bindings import driver
+from paged_bench.measure.bench import Bench
+from paged_bench.measure.counters import CudaCounters
+from paged_bench.measure.inputs import Footprint, InputMaker, Pool, host_plans
+from paged_bench.measure.step import operator_of, run_step
+from paged_bench.measure.suite import CaseSpec
+from paged_bench.measure.tables import decode, prefill, ragged
+from paged_cuda import Device, require_driver
 
 SECTIONS = ("SpeedOfLight", "WarpStateStats", "LaunchStats", "SchedulerStats", "MemoryWorkloadAnalysis")
 METRICS = {
@@ -49,22 +58,28 @@ STALLS = (
 )
 
 
-def counted() -> None:
-    """Run the cases; the child of `ncu`."""
-    from cuda.bindings import driver
-    from paged_bench.measure.bench import Bench
-    from paged_bench.measure.counters import CudaCounters
-    from paged_bench.measure.inputs import Footprint, InputMaker, Pool, host_plans
-    from paged_bench.measure.step import operator_of, run_step
-    from paged_bench.measure.tables import decode, ragged
-    from paged_cuda import Device, require_driver
+def cases_of(path: str) -> list[CaseSpec]:
+    """Return what is counted of `path`."""
+    shapes = ((1, 4096), (1, 32_768), (128, 4096))
+    narrow = {"head_size": 192, "v_head_size": 128}
+    if path == "sm80":
+        wide = [decode(*shape, 16) for shape in shapes]
+        return [*wide, ragged(16), decode(64, 4096, 16, **narrow, weight_terms=2)]
+    return [
+        *(decode(*shape, 64) for shape in (*shapes, (64, 4096))),
+        *(decode(*shape, 128) for shape in ((16, 8192), (128, 4096))),
+        decode(128, 4096, 128, block_size=16),
+        decode(64, 4096, 64, **narrow),
+        prefill(16),
+    ]
 
+
+def counted(path: str) -> None:
+    """Run the cases of `path`; the child of `ncu`."""
     bench = Bench(Device(require_driver(), 0), CudaCounters())
     pool = Pool(bench)
-    wide = [decode(*shape, 16) for shape in ((1, 4096), (1, 32_768), (128, 4096))]
-    narrow = decode(64, 4096, 16, head_size=192, v_head_size=128, weight_terms=2)
-    for spec in (*wide, ragged(16), narrow):
-        operator = operator_of(spec, bench.device).prepare()
+    for spec in cases_of(path):
+        operator = operator_of(spec, bench.device, kernel=path).prepare()
         cache = pool.view(spec, Footprint.of(spec).cache)
         inputs = InputMaker(bench, spec).make(0, host_plans(spec, 1)[0], cache)
         run_step(operator, inputs, bench.stream.handle)
@@ -76,13 +91,18 @@ def counted() -> None:
             driver.cuProfilerStop()
 
 
-def read(text: str) -> list[dict[str, Any]]:
-    """Return one row a kernel from ncu's CSV page of raw values, which holds a line of units."""
+def read(text: str, labels: list[str]) -> list[dict[str, Any]]:
+    """Return one row a kernel from ncu's CSV page of raw values, which holds a line of units.
+
+    Every case begins with append.
+    """
     lines = [line for line in text.splitlines() if line.startswith('"')]
     rows = list(csv.DictReader(io.StringIO("\n".join(lines))))[1:]
     found = []
+    case = -1
     for row in rows:
-        entry: dict[str, Any] = {"kernel": row["Kernel Name"]}
+        case += row["Kernel Name"].startswith("append")
+        entry: dict[str, Any] = {"case": labels[case], "kernel": row["Kernel Name"]}
         for label, (metric, factor) in METRICS.items():
             entry[label] = _number(row, metric, factor)
         stalls = {name: _number(row, f"{_STALL}{name}_per_issue_active.ratio", 1.0) for name in STALLS}
@@ -98,14 +118,14 @@ def _number(row: dict[str, str], metric: str, factor: float) -> float | None:
     return round(float(text) * factor, 3) if text else None
 
 
-def main(out: Path) -> None:
+def main(path: str, out: Path) -> None:
     stalls = [f"{_STALL}{name}_per_issue_active.ratio" for name in STALLS]
     metrics = ",".join([*(metric for metric, _ in METRICS.values()), *stalls])
     sections = [word for name in SECTIONS for word in ("--section", name)]
     command = ["ncu", "--clock-control", "none", "--profile-from-start", "off", "--csv", "--page", "raw"]
     command += ["--print-units", "base", *sections, "--metrics", metrics, sys.executable, __file__]
-    done = subprocess.run([*command, "--counted"], capture_output=True, text=True, check=False)
-    rows = read(done.stdout)
+    done = subprocess.run([*command, path, "--counted"], capture_output=True, text=True, check=False)
+    rows = read(done.stdout, [spec.label for spec in cases_of(path)])
     if not rows:
         raise SystemExit(done.stdout[-2000:] + done.stderr[-2000:])
     out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
@@ -114,7 +134,7 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--counted":
-        counted()
+    if sys.argv[2] == "--counted":
+        counted(sys.argv[1])
     else:
-        main(Path(sys.argv[1]))
+        main(sys.argv[1], Path(sys.argv[2]))

@@ -6,6 +6,7 @@ it. Where one of them changes, so must the other; the GPU tests hold the kernels
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import random
 from collections.abc import Sequence
@@ -27,6 +28,9 @@ class Config:
     kv_tile: int = 32
     slices: int = 132
     min_tiles: int = 4
+    item_cost: int = 18
+    slow_tiles: int = 31
+    slow_cost: int = 5
     chunk: int = 0
     window: int = -1
     causal: bool = True
@@ -73,27 +77,34 @@ def items_of(config: Config, starts: Sequence[int], pasts: Sequence[int]) -> lis
     return found
 
 
-def last_at_or_before(begins: Sequence[int], x: int, charge: int = 0) -> int:
-    """Return the index of the last begin, each charged for those before it, that is at most x."""
-    return max((i for i, begin in enumerate(begins) if begin + i * charge <= x), default=0)
+def last_at_or_before(begins: Sequence[int], x: int) -> int:
+    """Return the index of the last begin that is at most x."""
+    return max(0, bisect.bisect_right(begins, x) - 1)
+
+
+def tile_cost(config: Config, tiles: int) -> int:
+    """Return what a tile of an item with so many of them costs, in thirds of one."""
+    return config.slow_cost if tiles <= config.slow_tiles else 3
+
+
+def cost(config: Config, item: Item) -> int:
+    """Return what an item costs: thirds of tiles, or whole ones under a fixed split."""
+    return item.tiles if config.chunk else config.item_cost + item.tiles * tile_cost(config, item.tiles)
 
 
 def cuts_of(config: Config, items: list[Item], begins: list[int], total: int) -> list[tuple[int, int, int]]:
     """Return (item, tiles into it, tiles before it all) of every slice's start, and of the end."""
     longest, shortest = max(i.tiles for i in items), min(i.tiles for i in items)
-    payload, charge, pieces, end = max(config.min_tiles, -(-total // config.slices)), 0, 0, total
-    snapped = 0
+    costs = [cost(config, item) for item in items]
+    cost_begins, end = list(itertools.accumulate(costs, initial=0))[:-1], sum(costs)
+    least = config.min_tiles if config.chunk else config.item_cost + 3 * config.min_tiles
+    payload, length, pieces = max(least, -(-end // config.slices)), 0, 0
     if longest == shortest and not config.chunk:
-        pieces = longest // payload
-        snapped = -(-longest // pieces) if pieces else -(-payload // longest) * longest
-    if snapped and snapped - payload <= payload // 16:
-        payload = snapped
-    else:
-        pieces = 0
-        if not config.chunk:
-            charge = config.min_tiles
-            end = total + len(items) * charge
-            payload = max(2 * charge, -(-end // config.slices))
+        share = max(config.min_tiles, -(-total // config.slices))
+        parts = longest // share
+        snapped = -(-longest // parts) if parts else -(-share // longest) * longest
+        if snapped - share <= share // 16:
+            payload, length, pieces, end = snapped, longest, parts, total
     found = []
     for s in range(config.slices + 1):
         if s == config.slices:
@@ -104,14 +115,20 @@ def cuts_of(config: Config, items: list[Item], begins: list[int], total: int) ->
         else:
             position = min(s * payload, end)
         i, offset, at = len(items), 0, total
-        if position < end:
-            i = last_at_or_before(begins, position, charge)
-            offset = max(0, position - begins[i] - (i + 1) * charge)
-            if config.chunk and offset:
+        if position < end and length:
+            i, offset, at = position // length, position % length, position
+        elif position < end:
+            i = last_at_or_before(cost_begins, position)
+            offset, tiles = position - cost_begins[i], items[i].tiles
+            if not config.chunk:
+                offset = max(0, offset - config.item_cost) // tile_cost(config, tiles)
+                near_end = tiles - offset < config.min_tiles
+                offset = 0 if offset < config.min_tiles else tiles if near_end else offset
+            elif offset:
                 first = items[i].begin
-                offset = min(-(-(first + offset) // config.chunk) * config.chunk - first, items[i].tiles)
+                offset = min(-(-(first + offset) // config.chunk) * config.chunk - first, tiles)
             at = begins[i] + offset
-            if offset == items[i].tiles:
+            if offset == tiles:
                 i, offset = i + 1, 0
         found.append((i, offset, at))
     return found
@@ -220,6 +237,8 @@ def test_random_steps_are_worked_on_once() -> None:
             kv_tile,
             slices=max(1, draw.choice([4, 33, 132]) // -(-heads // row_tile)),
             min_tiles=max(1, draw.choice([64, 128]) // kv_tile),
+            item_cost=3 * draw.choice([64, 192]) // kv_tile,
+            slow_tiles=draw.choice([0, 1023 // kv_tile, MAX_INT]),
             chunk=draw.choice([0, 0, 8, 32]),
             window=draw.choice([-1, -1, 1, 16, 100, 1_000]),
             causal=draw.random() < 0.8,
@@ -227,6 +246,25 @@ def test_random_steps_are_worked_on_once() -> None:
             tokens=starts[-1],
         )
         assert plan(config, starts, pasts) >= sum(count > 0 for count in queries)
+
+
+@pytest.mark.parametrize(("heads", "slices"), [(16, 132), (64, 132), (128, 66)])
+def test_a_prefill_is_shared_out_by_cost(heads: int, slices: int) -> None:
+    """Its first slices hold many short items; shares of tiles alone would let them end last."""
+    config = Config(heads=heads, slices=slices, tokens=4096)
+    items = items_of(config, [0, 4096], [0])
+    begins = list(itertools.accumulate((item.tiles for item in items), initial=0))[:-1]
+    cuts = cuts_of(config, items, begins, sum(item.tiles for item in items))
+    worked, spent = walk(config, items, cuts), [0] * slices
+    for (k, offset, _), (end, _, _), s in zip(cuts, cuts[1:], range(slices), strict=False):
+        for i in range(k, min(end + 1, len(items))):
+            spent[s] += sum(
+                config.item_cost + (stop - tile) * tile_cost(config, items[i].tiles)
+                for tile, stop, _ in worked[i]
+                if (i, tile - items[i].begin) >= (k, offset) and (i, tile - items[i].begin) < cuts[s + 1][:2]
+            )
+    assert sum(spent) >= sum(cost(config, item) for item in items)
+    assert max(spent) <= 1.15 * sum(spent) / slices
 
 
 def test_the_kernel_keeps_a_cut_inside_its_item() -> None:

@@ -13,7 +13,15 @@ from paged_cuda import ArgumentMismatch, Bounds, Device, PagedAttention
 from paged_cuda.launch_plan import PathOptions
 from paged_cuda.paths import choose_path
 from paged_cuda.split_path import SplitPath
-from paged_cuda.split_plan import COMBINE_THREADS, MAX_SLICES, CombineShape, SplitSizes, padded_v_head_size
+from paged_cuda.split_plan import (
+    MAX_SLICES,
+    PAIRED_PARTIALS,
+    ROW_PARTIALS,
+    CombineShape,
+    Partials,
+    SplitSizes,
+    padded_v_head_size,
+)
 from paged_cuda.split_shape import ROW_TILES, NarrowShape, SplitShape, shapes_for
 from paged_cuda.testing import FAKE_GPU, FakeDriver
 from paged_cuda.variants import VARIANTS
@@ -171,38 +179,51 @@ SIZES = st.builds(
 @given(sizes=SIZES)
 def test_sizes_cover_the_bounds(sizes: SplitSizes) -> None:
     assert 1 <= sizes.slices <= MAX_SLICES
-    assert sizes.combine_rows >= sizes.item_rows
+    assert ROW_PARTIALS.lines(sizes.item_rows) == sizes.item_rows
+    assert 2 * PAIRED_PARTIALS.lines(sizes.item_rows) >= sizes.item_rows
     assert sizes.slots >= (sizes.max_items if sizes.chunk else 2 * sizes.slices)
 
 
-@given(sizes=SIZES, v_head_size=st.integers(1, 640), multiprocessors=st.integers(1, 200))
+@given(
+    sizes=SIZES,
+    v_head_size=st.integers(1, 640),
+    most=st.integers(1, 800),
+    partials=st.sampled_from([ROW_PARTIALS, PAIRED_PARTIALS]),
+)
 def test_combine_workers_stay_inside_the_list(
-    sizes: SplitSizes, v_head_size: int, multiprocessors: int
+    sizes: SplitSizes, v_head_size: int, most: int, partials: Partials
 ) -> None:
     """A worker reads its first entry of the list, and from a live one the entry of its next task."""
-    shape = CombineShape.of(sizes.combine_rows, v_head_size, multiprocessors)
+    lines = partials.lines(sizes.item_rows)
+    shape = CombineShape.of(sizes.cut_items * lines, v_head_size, most, partials.threads)
     columns = padded_v_head_size(v_head_size) // shape.column_parts
-    assert columns % 4 == 0
-    assert shape.worker == COMBINE_THREADS or columns % 128 == 0
-    blocks = shape.blocks(sizes.combine_rows, multiprocessors)
-    assert 1 <= blocks <= 2 * multiprocessors
-    workers, tasks = blocks * COMBINE_THREADS // shape.worker, sizes.item_rows * shape.column_parts
-    assert -(-workers // tasks) < sizes.combine_entries
+    assert columns % 16 == 0
+    assert shape.worker == partials.threads or columns % 128 == 0
+    blocks = shape.grid(sizes.cut_items * lines, most, partials.threads)
+    assert 1 <= blocks <= most
+    workers = blocks * partials.threads // shape.worker
+    assert -(-workers // (lines * shape.column_parts)) < sizes.combine_entries
 
 
 def test_few_rows_are_cut_finely_and_many_are_not() -> None:
     rows_and_shapes = {16: (8, 128), 64: (4, 128), 128: (2, 128), 256: (4, 32), 512: (2, 32), 2048: (1, 32)}
     for rows, (column_parts, worker) in rows_and_shapes.items():
-        assert CombineShape.of(rows, 512, 132) == CombineShape(column_parts, worker)
-    assert CombineShape.of(256, 128, 132) == CombineShape(1, 32)
+        assert CombineShape.of(rows, 512, 264, 128) == CombineShape(column_parts, worker)
+    assert CombineShape.of(256, 128, 264, 128) == CombineShape(1, 32)
+    for pairs, (column_parts, worker) in {32: (8, 256), 64: (4, 256), 2048: (1, 32)}.items():
+        assert CombineShape.of(pairs, 512, 264, 256) == CombineShape(column_parts, worker)
 
 
 def test_attend_leaves_room_for_a_block_of_combine() -> None:
     """Both wait on one multiprocessor of 64 K registers; a warp takes its registers in steps of eight."""
     shape = shapes_for(16, 576, 512, shared_bytes=232_448, shared_bytes_multiprocessor=233_472)[0]
     assert isinstance(shape, SplitShape)
-    combine = {v.max_registers for v in VARIANTS if v.signature.kernel == "combine"}
-    assert shape.registers * shape.threads + max(combine) * COMBINE_THREADS <= 65_536
+    combine = {
+        v.max_registers
+        for v in VARIANTS
+        if v.signature.kernel == "combine" and ("ROW_TILE", 16) in v.signature.constants
+    }
+    assert shape.registers * shape.threads + max(combine) * ROW_PARTIALS.threads <= 65_536
 
 
 @given(

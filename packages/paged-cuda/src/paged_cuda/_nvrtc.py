@@ -78,8 +78,8 @@ def compile_to_cubin(source: str, name: str, options: Sequence[str]) -> Compiled
 def _buffer(size: int) -> bytes:
     """Return bytes for NVRTC to write to, which Python has given to nobody else.
 
-    Python keeps one object for each single byte: writing an empty log's end to `b" "` would change every space
-    that the process prints.
+    Python keeps one object for each single byte: writing an empty log's end to `b" "` would change every
+    space that the process prints.
     """
     return bytes(max(int(size), 2))
 

@@ -13,7 +13,7 @@ from paged_cuda.errors import CompileError
 from paged_cuda.variants import Variant
 
 # setmaxnreg ignored, wgmma serialised, local memory in the way: the kernel still runs, several times slower.
-_FATAL_NOTICE = re.compile(r"C(?:750[89]|751[0-59]|7602)\b.*")
+_FATAL_NOTICE = re.compile(r"C(?:750[89]|751[0-5]|7602)\b.*")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers(?:, used (\d+) barriers)?")
 _SHARED = re.compile(r"(\d+) bytes smem")

@@ -75,7 +75,7 @@ def baseline_signature(call: Call, *, debug: bool) -> KernelSignature:
 
 
 def combine_signature(
-    dtype: ElementType, v_head_size: int, *, row_tile: int, column_parts: int, worker: int
+    kernel: str, dtype: ElementType, v_head_size: int, *, row_tile: int, column_parts: int, worker: int
 ) -> KernelSignature:
     """Return the kernel that merges the parts of cut items."""
     sizes = (
@@ -84,4 +84,4 @@ def combine_signature(
         ("COLUMN_PARTS", column_parts),
         ("WORKER", worker),
     )
-    return KernelSignature("combine", dtype, sizes)
+    return KernelSignature(kernel, dtype, sizes)

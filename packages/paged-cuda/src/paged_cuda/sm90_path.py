@@ -11,14 +11,14 @@ from paged_cuda.errors import ArgumentMismatch
 from paged_cuda.launch_plan import LaunchSpec, PathOptions, PathPlan
 from paged_cuda.signature import element_type
 from paged_cuda.sm90_shape import MAX_SLABS, MAX_V_HEAD_SIZE, ROW_TILE, HopperShape, shape_for, slabs_of
-from paged_cuda.split_plan import SplitSizes, padded_v_head_size, split_plan
+from paged_cuda.split_plan import PAIRED_PARTIALS, Costs, SplitSizes, padded_v_head_size, split_plan
 from paged_cuda.tensor_maps import SLAB_CHANNELS, MapPlan
 
 if TYPE_CHECKING:
     from paged_schema import Call
 
 TWO_TERM_KEYS = 1023  # of an item, up to which the default adds the second term of the weights
-_MIN_ROWS = 128
+_MIN_ROWS, _ITEM_ROWS = 128, 192
 # From how many query rows of a request on this path is faster than `sm80`, by padded value columns: what the
 # records h200-standard-sm80.json and h200-standard-sm90.json show; a test holds it to them.
 FEWEST_ROWS = {128: 17, 256: 17, 384: 17, 512: 17}
@@ -80,7 +80,8 @@ class HopperPath:
             multiprocessors=properties.multiprocessors,
             blocks_per_multiprocessor=1,
             split_rows=options.split_rows,
-            min_rows=_MIN_ROWS,
+            costs=Costs(_MIN_ROWS, _ITEM_ROWS, slow_rows=terms),
+            partials=PAIRED_PARTIALS,
             query_channels=(first, width),
             description=f"row tile {ROW_TILE}, KV tile {shape.kv_tile}, {shape.stages} stages, wgmma",
         )

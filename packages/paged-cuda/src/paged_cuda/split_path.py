@@ -10,7 +10,7 @@ from paged_cuda.bounds import Bounds
 from paged_cuda.errors import ArgumentMismatch
 from paged_cuda.launch_plan import LaunchSpec, PathOptions, PathPlan
 from paged_cuda.signature import element_type
-from paged_cuda.split_plan import SplitSizes, split_plan
+from paged_cuda.split_plan import ROW_PARTIALS, Costs, SplitSizes, split_plan
 from paged_cuda.split_shape import MAX_HEAD_SIZE, ROW_TILES, Shape, shapes_for
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def _row_tile(call: Call, bounds: Bounds) -> int:
     return 16 if rows <= 16 else 32
 
 
-_MIN_ROWS = 64
+_COSTS = Costs(min_rows=64, item_rows=64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,8 @@ class SplitPath:
             multiprocessors=properties.multiprocessors,
             blocks_per_multiprocessor=shape.blocks_per_multiprocessor,
             split_rows=options.split_rows,
-            min_rows=_MIN_ROWS,
+            costs=_COSTS,
+            partials=ROW_PARTIALS,
             query_channels=(call.rotary_offset, call.rotary_dim or 0) if call.rotary else (0, 0),
             description=_describe(shape),
         )

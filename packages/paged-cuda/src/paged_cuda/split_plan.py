@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from paged_schema import Call
 
 MAX_SLICES = 1024  # what the schedule kernel keeps in shared memory
-COMBINE_THREADS = 128
-_COMBINE_BLOCKS = (
-    2  # blocks of the combine kernel a multiprocessor: one waits beside attend, one comes after it
-)
 
 
 class Tiles(Protocol):
@@ -40,6 +36,67 @@ class Tiles(Protocol):
     def kv_tile(self) -> int:
         """KV rows of a tile."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What the schedule takes the work of an attend kernel to be, as it shares it out.
+
+    Attributes:
+        min_rows: KV rows of a slice, below which its partial costs more than its rows.
+        item_rows: KV rows that take as long as an item's query and output do.
+        slow_rows: KV rows up to which an item takes two thirds as long again for each.
+    """
+
+    min_rows: int
+    item_rows: int
+    slow_rows: int = 0
+
+    def constants(self, kv_tile: int) -> dict[str, int]:
+        """Return the fields of `AttentionParams` for tiles of `kv_tile` rows."""
+        return {
+            "min_tiles": max(1, self.min_rows // kv_tile),
+            "item_cost": 3 * self.item_rows // kv_tile,
+            "slow_tiles": self.slow_rows // kv_tile,
+            "slow_cost": 5,
+        }
+
+    def most(self, items: int, tiles: int, kv_tile: int) -> int:
+        """Return the cost, in thirds of a tile, of so many items with `tiles` tiles each."""
+        constants = self.constants(kv_tile)
+        return items * (constants["item_cost"] + tiles * (constants["slow_cost"] if self.slow_rows else 3))
+
+
+@dataclass(frozen=True, slots=True)
+class Partials:
+    """How a path's attend kernel leaves its partials, and the combine kernel that reads them.
+
+    Attributes:
+        combine: The kernel.
+        paired: Whether rows lie two by two as wgmma's accumulators do, in 16 bits with their scales; else one
+            after the other in float32.
+        threads: Of a block of the combine kernel.
+        blocks: How many of them a multiprocessor is to be given.
+    """
+
+    combine: str = "combine"
+    paired: bool = False
+    threads: int = 128
+    blocks: int = 2  # one waits beside attend, one comes after it
+
+    @property
+    def row_bytes(self) -> tuple[int, int]:
+        """Return the bytes of a value, and of what is kept of a row beside its values."""
+        return (2, 16) if self.paired else (4, 4)
+
+    def lines(self, rows: int) -> int:
+        """Return the lines of an item of `rows` rows; the combine kernel's workers take them one by one."""
+        return -(-rows // 16) * 8 if self.paired else rows
+
+
+ROW_PARTIALS = Partials()
+# No block of the combine kernel fits beside one of wgmma. After it, few large ones start sooner than many.
+PAIRED_PARTIALS = Partials("combine_paired", paired=True, threads=256)
 
 
 def padded_v_head_size(v_head_size: int) -> int:
@@ -58,7 +115,7 @@ class SplitSizes:
         max_items: Items of the largest step.
         chunk: KV tiles of a part under a fixed split, else 0.
         slots: Partials that the workspace holds, each `row_tiles` tall.
-        combine_rows: Rows of the most items that can be cut, or are taken at once under a fixed split.
+        cut_items: The most items that can be cut, or are taken at once under a fixed split.
         combine_entries: Ends of the list of cut items that the combine kernel may look at; more than its
             workers reach over at once.
     """
@@ -69,7 +126,7 @@ class SplitSizes:
     max_items: int
     chunk: int
     slots: int
-    combine_rows: int
+    cut_items: int
     combine_entries: int
 
     @classmethod
@@ -86,7 +143,7 @@ class SplitSizes:
         chunk = split_rows // tiles.kv_tile
         slots = max_items * (bounds.max_context // split_rows + 2) if chunk else 2 * slices
         cut = min(max_items, 2048 if chunk else slices)
-        return cls(row_tiles, item_rows, slices, max_items, chunk, slots, cut * item_rows, cut + 2)
+        return cls(row_tiles, item_rows, slices, max_items, chunk, slots, cut, cut + 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,23 +159,21 @@ class CombineShape:
     worker: int
 
     @classmethod
-    def of(cls, rows: int, v_head_size: int, multiprocessors: int) -> CombineShape:
-        """Cut the columns until two blocks a multiprocessor are busy, for the `rows` that may be cut.
+    def of(cls, lines: int, v_head_size: int, blocks: int, threads: int) -> CombineShape:
+        """Cut the columns until `blocks` blocks are busy, for the `lines` (rows, or pairs) that may be cut.
 
-        Few rows lie in many parts each, which the threads of a whole block take at once; of many rows each
+        Few lines lie in many parts each, which the threads of a whole block take at once; of many lines each
         has few parts, and a warp takes it.
         """
-        blocks = _COMBINE_BLOCKS * multiprocessors
-        parts = next((n for n in (8, 4, 2) if rows * n <= blocks), None)
+        parts = next((n for n in (8, 4, 2) if lines * n <= blocks), None)
         if parts is not None:
-            return cls(parts, COMBINE_THREADS)
-        warps, groups = blocks * COMBINE_THREADS // 32, padded_v_head_size(v_head_size) // 128
-        return cls(next((n for n in (4, 2) if groups % n == 0 and rows * n <= warps), 1), 32)
+            return cls(parts, threads)
+        warps, groups = blocks * threads // 32, padded_v_head_size(v_head_size) // 128
+        return cls(next((n for n in (4, 2) if groups % n == 0 and lines * n <= warps), 1), 32)
 
-    def blocks(self, rows: int, multiprocessors: int) -> int:
-        """Return the grid for `rows` rows."""
-        workers = rows * self.column_parts
-        return min(-(-workers * self.worker // COMBINE_THREADS), _COMBINE_BLOCKS * multiprocessors)
+    def grid(self, lines: int, blocks: int, threads: int) -> int:
+        """Return the blocks of `threads` threads to launch for `lines` lines, at most `blocks`."""
+        return min(-(-lines * self.column_parts * self.worker // threads), blocks)
 
 
 def split_plan(
@@ -130,7 +185,8 @@ def split_plan(
     multiprocessors: int,
     blocks_per_multiprocessor: int,
     split_rows: int,
-    min_rows: int,
+    costs: Costs,
+    partials: Partials,
     query_channels: tuple[int, int],
     description: str,
 ) -> PathPlan:
@@ -144,7 +200,8 @@ def split_plan(
         multiprocessors: Of the GPU.
         blocks_per_multiprocessor: Blocks of the attend kernel that run at once on one.
         split_rows: KV rows of a part under a fixed split, else 0.
-        min_rows: KV rows of a slice, below which its partial costs more than its rows.
+        costs: What the kernel's work costs.
+        partials: How it leaves its partials.
         query_channels: First and number of the channels of a query head that append writes, rotated, for the
             kernel; (0, 0): none.
         description: The tiles, in words.
@@ -160,10 +217,10 @@ def split_plan(
         raise ArgumentMismatch("bounds", "max_tokens * num_heads", rows, f"at most {INT32_MAX - 64}")
     blocks = multiprocessors * blocks_per_multiprocessor
     sizes = SplitSizes.of(call.num_heads, bounds, tiles, blocks=blocks, split_rows=split_rows)
-    tiles_at_most = sizes.max_items * (bounds.max_context // tiles.kv_tile + 2)
-    if tiles_at_most > INT32_MAX:
+    most = costs.most(sizes.max_items, bounds.max_context // tiles.kv_tile + 2, tiles.kv_tile)
+    if most > INT32_MAX:
         wanted = f"at most {INT32_MAX}: fewer tokens or a shorter context"
-        raise ArgumentMismatch("bounds", "KV tiles of a step", tiles_at_most, wanted)
+        raise ArgumentMismatch("bounds", "thirds of KV tiles of a step", most, wanted)
     threads = 256 if max(bounds.max_batch, sizes.max_items, sizes.slices + 1) <= 256 else 1024
     dtype, v_head_size = element_type(call), call.v_head_size or 0
     schedule = LaunchSpec(
@@ -173,17 +230,20 @@ def split_plan(
         programmatic=True,
         schedule=True,
     )
-    merge = CombineShape.of(sizes.combine_rows, v_head_size, multiprocessors)
+    combine_blocks = partials.blocks * multiprocessors
+    lines = sizes.cut_items * partials.lines(sizes.item_rows)
+    merge = CombineShape.of(lines, v_head_size, combine_blocks, partials.threads)
     combine = LaunchSpec(
         combine_signature(
+            partials.combine,
             dtype,
             v_head_size,
             row_tile=tiles.row_tile,
             column_parts=merge.column_parts,
             worker=merge.worker,
         ),
-        (merge.blocks(sizes.combine_rows, multiprocessors), 1, 1),
-        (COMBINE_THREADS, 1, 1),
+        (merge.grid(lines, combine_blocks, partials.threads), 1, 1),
+        (partials.threads, 1, 1),
         programmatic=True,
     )
     constants = {
@@ -191,7 +251,7 @@ def split_plan(
         "row_tiles": sizes.row_tiles,
         "row_tile": tiles.row_tile,
         "kv_tile_shift": tiles.kv_tile.bit_length() - 1,
-        "min_tiles": max(1, min_rows // tiles.kv_tile),
+        **costs.constants(tiles.kv_tile),
         "chunk": sizes.chunk,
         "max_items": sizes.max_items,
         "max_parts": sizes.slots if sizes.chunk else 0,
@@ -199,13 +259,14 @@ def split_plan(
         "query_first": query_channels[0],
         "query_width": query_channels[1],
     }
-    workspace = _workspace(call, bounds, tiles, sizes, query_channels[1])
+    workspace = _workspace(call, bounds, tiles, sizes, partials, query_channels[1])
     return PathPlan((schedule, attend(sizes), combine), workspace, constants, description)
 
 
 def _workspace(
-    call: Call, bounds: Bounds, tiles: Tiles, sizes: SplitSizes, query_width: int
+    call: Call, bounds: Bounds, tiles: Tiles, sizes: SplitSizes, partials: Partials, query_width: int
 ) -> WorkspaceLayout:
+    value_bytes, row_bytes = partials.row_bytes
     rows = sizes.slots * sizes.row_tiles * tiles.row_tile
     lists = max(sizes.slices, sizes.max_items if sizes.chunk else 0)
     return WorkspaceLayout.of(
@@ -215,6 +276,6 @@ def _workspace(
         splits=32 * (lists + bounds.max_batch + 2 + sizes.combine_entries),
         item_begin=4 * sizes.max_items,
         request_begin=4 * bounds.max_batch,
-        partial_output=4 * rows * padded_v_head_size(call.v_head_size or 0),
-        partial_lse=4 * rows,
+        partial_output=value_bytes * rows * padded_v_head_size(call.v_head_size or 0),
+        partial_lse=row_bytes * rows,
     )

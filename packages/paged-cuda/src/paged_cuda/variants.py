@@ -12,7 +12,7 @@ from typing import get_args
 
 from paged_cuda.signature import ElementType, KernelSignature, combine_signature
 from paged_cuda.sm90_shape import ROW_TILE, shape_for
-from paged_cuda.split_plan import COMBINE_THREADS, padded_v_head_size
+from paged_cuda.split_plan import PAIRED_PARTIALS, ROW_PARTIALS, Partials, padded_v_head_size
 from paged_cuda.split_shape import ROW_TILES, shapes_for
 
 # Compute capability 9.0 loads sm_90a: only there do Hopper's own instructions exist, and no other GPU
@@ -86,13 +86,13 @@ def _split() -> list[Variant]:
     ]
 
 
-# What the attend kernel of 16 wide rows leaves of a multiprocessor's registers, for 128 threads.
-_COMBINE_REGISTERS = 80
+# What the mma.sync kernel of 16 wide rows leaves of a multiprocessor's registers, for 128 threads, and what
+# two blocks of 256 threads share after the wgmma kernel, beside which nothing fits.
+_COMBINE_REGISTERS = {"combine": 80, "combine_paired": 128}
 
 
 def _limited(signature: KernelSignature, architectures: tuple[str, ...], local_bytes: int = 0) -> Variant:
-    registers = _COMBINE_REGISTERS if signature.kernel == "combine" else 255
-    return Variant(signature, local_bytes, registers, architectures)
+    return Variant(signature, local_bytes, _COMBINE_REGISTERS.get(signature.kernel, 255), architectures)
 
 
 def _size_and_tile(signature: KernelSignature) -> tuple[int, int]:
@@ -100,15 +100,17 @@ def _size_and_tile(signature: KernelSignature) -> tuple[int, int]:
     return constants.get("HEAD_SIZE", 0), constants.get("ROW_TILE", 0)
 
 
-def _combines(dtype: ElementType, sizes: tuple[int, int], row_tile: int) -> Iterator[KernelSignature]:
+def _combines(
+    partials: Partials, dtype: ElementType, sizes: tuple[int, int], row_tile: int
+) -> Iterator[KernelSignature]:
     whole = sizes in _TALL_HEAD_SIZES
     groups = padded_v_head_size(sizes[1]) // 128
     warps = [(parts, 32) for parts in (1, 2, 4) if groups % parts == 0 and (whole or parts == 1)]
-    for column_parts, worker in [
-        *warps,
-        *((parts, COMBINE_THREADS) for parts in ((2, 4, 8) if whole else (8,))),
-    ]:
-        yield combine_signature(dtype, sizes[1], row_tile=row_tile, column_parts=column_parts, worker=worker)
+    few = [(parts, partials.threads) for parts in ((2, 4, 8) if whole else (8,))]
+    for column_parts, worker in [*warps, *few]:
+        yield combine_signature(
+            partials.combine, dtype, sizes[1], row_tile=row_tile, column_parts=column_parts, worker=worker
+        )
 
 
 def _split_signatures(dtype: ElementType, shared_bytes: int) -> Iterator[KernelSignature]:
@@ -121,7 +123,7 @@ def _split_signatures(dtype: ElementType, shared_bytes: int) -> Iterator[KernelS
             )
             if shapes:
                 yield shapes[0].signature(dtype, *sizes)
-                yield from _combines(dtype, sizes, row_tile)
+                yield from _combines(ROW_PARTIALS, dtype, sizes, row_tile)
 
 
 # Loading and computing share 65,536 registers; of the widest rows a few values wait in memory while a query
@@ -137,12 +139,11 @@ def _hopper() -> list[Variant]:
             if shape:
                 limit = _HOPPER_LOCAL_BYTES.get(sizes, 0)
                 found.append(Variant(shape.signature(dtype, *sizes), limit, architectures=("sm_90a",)))
-                for combine in _combines(dtype, sizes, ROW_TILE):
+                for combine in _combines(PAIRED_PARTIALS, dtype, sizes, ROW_TILE):
                     found.append(_limited(combine, ("sm_90a",)))
     return found
 
 
-# A combine kernel of both tensor-core paths is listed once, where it ships more widely.
 _ALL = {variant.signature: variant for variant in (*_hopper(), *_baseline(), *_split())}
 VARIANTS: tuple[Variant, ...] = tuple(_ALL.values())
 _BY_SIGNATURE = {variant.signature: variant for variant in VARIANTS}

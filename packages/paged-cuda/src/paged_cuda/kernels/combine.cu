@@ -1,4 +1,4 @@
-// Merges the parts of items that the schedule cut, in part order, and writes the zeros of tokens that no request owns.
+// Merges the parts that an mma.sync kernel left of items that the schedule cut, in part order, and writes the zeros of tokens that no request owns.
 //
 // A task is one of COLUMN_PARTS parts of the columns of one row of one entry of the schedule's list; workers take them in
 // turn. A worker is a warp where there are many rows, and a block of 128 threads where there are few rows in many parts;
@@ -10,6 +10,7 @@
 // Macros: BF16 V_HEAD_SIZE ROW_TILE COLUMN_PARTS WORKER
 #include "layout/output.cuh"
 #include "layout/schedule.cuh"
+#include "layout/zero_rows.cuh"
 #include "math/partial.cuh"
 #include "ptx/base2.cuh"
 #include "ptx/dependency.cuh"
@@ -21,14 +22,6 @@ constexpr int kVectors = kColumns / 4 / kLanes;                  // float4 a lan
 constexpr int kGroups = kWorker / kLanes;                        // parts at a time
 constexpr int kBatch = 8 / kVectors > 0 ? 8 / kVectors : 1;      // parts a thread has in flight
 static_assert(kVPadded % (4 * COLUMN_PARTS) == 0 && kLanes * kVectors * 4 == kColumns && kGroups >= 1, "lanes");
-
-__device__ void fill_zeros(const AttentionParams& p, const SplitItem& entry, int index, int of, int thread) {
-  for (i64 row = entry.row0 + index; row < (i64)entry.row0 + entry.rows; row += of) {
-    u16* const output = p.output + packed_row_offset(row, p.num_heads, p.output_stride, V_HEAD_SIZE);
-    for (int c = thread; c < V_HEAD_SIZE; c += kWorker) output[c] = 0;
-    if (p.lse && thread == 0) p.lse[row] = kMinusInfinity;
-  }
-}
 
 extern "C" __global__ void __launch_bounds__(kThreads, 6) SYMBOL(const __grid_constant__ AttentionParams p) {
   __shared__ float4 group_sum[kGroups][kLanes];
@@ -48,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 6) SYMBOL(const __grid_co
     const int within = task % tasks;
     const int row = within / COLUMN_PARTS, column_part = within % COLUMN_PARTS, column = column_part * kColumns + lane * 4;
     if (entry.parts == 0) {
-      fill_zeros(p, entry, within, tasks, thread);
+      zero_rows(p, entry, within, tasks, thread, kWorker);
     } else if (row < entry.rows) {
       const u32 slot_rows = p.row_tiles * ROW_TILE;
       const u32 first_row = entry.slot * slot_rows + row, step = p.chunk ? slot_rows : 2 * slot_rows;   // parts lie 1 or 2 slots apart

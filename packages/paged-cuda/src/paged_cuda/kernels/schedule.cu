@@ -1,9 +1,10 @@
 // Cuts the step's work into equal slices, on the device, from the lengths. One block of THREADS threads.
 //
 // Equal slices: each gets ceil(tiles / slices) KV tiles, at least `min_tiles`. A cut costs a float32 partial, so with items
-// of one length the payload is rounded to whole items or to whole fractions of one if that costs under 1/16. Items of
-// several lengths are counted as `min_tiles` longer than they are, for their query and their output: slices of many short
-// items would end last.
+// of one length the payload is rounded to whole items or to whole fractions of one if that costs under 1/16. With items of
+// several lengths a slice is a share of their cost, in thirds of a tile: an item's own for its query and its output, and that of
+// its tiles, of which those of a short item may be slower. Otherwise slices of many short items would end last, and a
+// prefill is full of them. A cut that would leave less than `min_tiles` on one side of it moves to the item's end.
 // Fixed split (`chunk` > 0): an item is cut at multiples of `chunk` KV tiles counted from position 0, so how its sums are
 // split depends on its own request alone (batch invariance).
 //
@@ -100,33 +101,39 @@ __device__ __forceinline__ void fill(const AttentionParams& p, int begin, int en
   if (begin < end) p.splits[place] = SplitItem{0, 0, 0, (end - begin) * p.num_heads, begin * p.num_heads, {}};
 }
 
-// Index of the last of `count` ascending begins, each `charge` later than the one before, that is at most x; of equal ones
-// the last.
-__device__ __forceinline__ int last_at_or_before(const int* begins, int count, int x, int charge = 0) {
+// Index of the last of `count` ascending begins that is at most x; of equal ones the last.
+__device__ __forceinline__ int last_at_or_before(const int* begins, int count, int x) {
   int low = 0, high = count - 1;
   while (low < high) {
     const int middle = (low + high + 1) >> 1;
-    if (begins[middle] + middle * charge <= x) low = middle; else high = middle - 1;
+    if (begins[middle] <= x) low = middle; else high = middle - 1;
   }
   return low;
 }
 
+// What an item's tile costs, in thirds of one.
+__device__ __forceinline__ int tile_cost(const AttentionParams& p, int tiles) { return tiles <= p.slow_tiles ? p.slow_cost : 3; }
+
 // Where slice s is cut from the flat list.
 struct Cuts {
-  int payload, total, charge;   // in KV tiles and charges
-  int length, pieces;           // equal items cut in `pieces` slices each, or 0
+  int payload, total;    // in KV tiles, or in cost where lengths differ
+  int length;            // of equal items, or 0
+  int pieces;            // that each of them is cut in; 0: slices of whole items
 };
-__device__ __forceinline__ Cuts cuts_of(const AttentionParams& p, int total, int items, int longest, int shortest) {
-  const int payload = max(p.min_tiles, (int)((u32)(total + p.slices - 1) / (u32)p.slices));
-  if (p.chunk) return {payload, total, 0, 0, 0};
+__device__ __forceinline__ int share(const AttentionParams& p, int total, int least) {
+  return max(least, (int)((u32)(total + p.slices - 1) / (u32)p.slices));
+}
+// `costs` and `tiles`: of all items; the same under a fixed split.
+__device__ __forceinline__ Cuts cuts_of(const AttentionParams& p, int costs, int tiles, int longest, int shortest) {
+  if (p.chunk) return {share(p, costs, p.min_tiles), costs, 0, 0};
   if (longest == shortest) {
+    const int payload = share(p, tiles, p.min_tiles);
     const int pieces = (u32)longest / (u32)payload;
     const int snapped = pieces ? (u32)(longest + pieces - 1) / (u32)pieces
                                : (u32)(payload + longest - 1) / (u32)longest * longest;
-    if (snapped - payload <= payload / 16) return {snapped, total, 0, longest, pieces};
+    if (snapped - payload <= payload / 16) return {snapped, tiles, longest, pieces};
   }
-  const int charged = total + items * p.min_tiles;
-  return {max(2 * p.min_tiles, (int)((u32)(charged + p.slices - 1) / (u32)p.slices)), charged, p.min_tiles, 0, 0};
+  return {share(p, costs, p.item_cost + 3 * p.min_tiles), costs, 0, 0};
 }
 __device__ __forceinline__ int cut(const Cuts& c, int s) {
   if (c.pieces) {
@@ -171,35 +178,37 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
   __syncthreads();
 
   // Every item's record and its place in the flat list.
-  int total = 0, all_parts = 0, longest = 0, shortest = 0x7fffffff;
+  int costs = 0, seconds = 0, longest = 0, shortest = 0x7fffffff;
   for (int base = 0; base < items; base += kThreads) {
     const int i = base + tid;
     Item item;
-    int tiles = 0, parts = 0;
+    int cost = 0, second = 0;   // of parts under a fixed split, else of tiles
     if (i < items) {
       const int request = last_at_or_before(request_begin, p.batch, i);
       item = make_item(p, request, i - request_begin[request]);
-      tiles = item.tiles;
+      const int tiles = item.tiles;
       longest = max(longest, tiles);
       shortest = min(shortest, tiles);
+      cost = p.item_cost + tiles * tile_cost(p, tiles);
+      second = tiles;
       if (p.chunk) {
         // A length beyond the bounds would have more parts than there are slots: it is cut short.
-        tiles = item.tiles = (int)min((i64)tiles, max(1ll, (i64)(p.max_parts - 1) * p.chunk));
+        cost = item.tiles = (int)min((i64)tiles, max(1ll, (i64)(p.max_parts - 1) * p.chunk));
         const int t = first_tile_of(p, item);
-        parts = (t + tiles - 1) / p.chunk - t / p.chunk + 1;
-        if (parts == 1) parts = 0;
+        second = (t + item.tiles - 1) / p.chunk - t / p.chunk + 1;
+        if (second == 1) second = 0;
       }
     }
-    const int own_parts = parts;
-    block_scan(tiles, parts, total, all_parts);
+    const int own = second;
+    block_scan(cost, second, costs, seconds);
     if (i < items) {
-      item_begin[i] = tiles;
-      item.part = parts + own_parts > p.max_parts ? 0 : parts;   // lengths beyond the bounds: wrong, but no wild write
+      item_begin[i] = cost;
+      item.part = p.chunk && second + own > p.max_parts ? 0 : second;   // lengths beyond the bounds: wrong, but no wild write
       p.items[i] = item;
     }
     if (p.chunk) {
-      const int place = reserve_split(own_parts > 0);
-      if (own_parts) p.splits[place] = SplitItem{own_parts, item.part, 0, item.rows, item.row0, {}};
+      const int place = reserve_split(own > 0);
+      if (own) p.splits[place] = SplitItem{own, item.part, 0, item.rows, item.row0, {}};
     }
   }
   longest = __reduce_max_sync(~0u, longest);
@@ -208,22 +217,31 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
   __syncthreads();
   longest = __reduce_max_sync(~0u, lane < kWarps ? warp_longest[lane] : 0);
   shortest = __reduce_min_sync(~0u, lane < kWarps ? warp_shortest[lane] : 0x7fffffff);
-  const Cuts cuts = cuts_of(p, total, items, longest, shortest);
+  const int tiles = p.chunk ? costs : seconds;
+  const Cuts cuts = cuts_of(p, costs, tiles, longest, shortest);
 
   // Where each slice starts.
   for (int s = tid; s <= p.slices; s += kThreads) {
     const int position = s == p.slices ? cuts.total : cut(cuts, s);
-    int i = items, offset = 0, at = total;
-    if (position < cuts.total) {
-      i = last_at_or_before(item_begin, items, position, cuts.charge);
-      offset = max(0, position - item_begin[i] - (i + 1) * cuts.charge);
-      const int tiles = (i + 1 < items ? item_begin[i + 1] : total) - item_begin[i];
+    int i = items, offset = 0, at = tiles;
+    if (position < cuts.total && cuts.length) {
+      i = (u32)position / (u32)cuts.length;
+      offset = position - i * cuts.length;
+      at = position;
+    } else if (position < cuts.total) {
+      i = last_at_or_before(item_begin, items, position);
+      offset = position - item_begin[i];
+      const Item item = p.items[i];
       if (p.chunk) {
-        const int t = first_tile_of(p, p.items[i]);
-        offset = offset ? min((t + offset + p.chunk - 1) / p.chunk * p.chunk - t, tiles) : 0;
+        const int t = first_tile_of(p, item);
+        offset = offset ? min((t + offset + p.chunk - 1) / p.chunk * p.chunk - t, item.tiles) : 0;
+        at = item_begin[i] + offset;
+      } else {
+        offset = max(0, offset - p.item_cost) / tile_cost(p, item.tiles);
+        offset = offset < p.min_tiles ? 0 : item.tiles - offset < p.min_tiles ? item.tiles : offset;
+        at = item.part + offset;
       }
-      at = item_begin[i] + offset;
-      if (offset == tiles) { i++; offset = 0; }
+      if (offset == item.tiles) { i++; offset = 0; }
     }
     cut_item[s] = i;
     cut_offset[s] = offset;
@@ -244,7 +262,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
     const int place = reserve_split(splits);
     if (splits) {
       const int last = last_at_or_before(cut_item, p.slices, item);
-      const int adjust = cut_begin[s - 1] == item_begin[item] ? 0 : 1;   // the slice before has another item first
+      const int adjust = cut_begin[s - 1] == start.first.part ? 0 : 1;   // the slice before has another item first
       p.splits[place] = SplitItem{last - s + 2, 2 * (s - 1), adjust, start.first.rows, start.first.row0, {}};
     }
   }

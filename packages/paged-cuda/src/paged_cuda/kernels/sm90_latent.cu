@@ -7,12 +7,15 @@
 //                              is worked off between the wgmma of the next, as issuing wgmma blocks a warp until the tensor cores
 //                              take it.
 //   outputs  (warpgroups 1, 2) O += P V, half of the columns each; V is the very tile that was K, read transposed
-//   loading  (warp 12)         walks the slice, issues all copies; its three sister warps leave at once
+//   loading  (warp 12)         walks the slice, issues all copies; where a page fills only part of a tile, each slab of each page is a
+//                              copy of its own, and warp 13 walks along and issues half of them. Their sisters leave at once
 // With scores on one warpgroup and O on two there is no exchange of P or of maxima between warpgroups, and Q can leave shared
 // memory, which pays for a deep ring of small tiles.
 //
 // Barriers (all mbarriers; nothing joins the whole CTA after the start):
-//   full[s]           bytes of stage s landed: 1 arrival + bytes        scores, outputs wait
+//   full[s]           bytes of stage s landed: 1 arrival + bytes        scores, outputs wait. Where warp 13 loads too it arrives as well,
+//                     even if it has no bytes for the stage: none may be used up before both saw it empty, as a later look would
+//                     find the phase after that and wait for one that never comes
 //   empty[s]          stage s may be overwritten: 8 arrivals            loading waits. KV tile: one of each output warp once its products
 //                     are complete, which implies that the scores are. Query tile: two of each score warp.
 //   weights_full[b]   P buffer b written: 4 arrivals, one a score warp  outputs wait
@@ -33,6 +36,7 @@
 // Macros: BF16 HEAD_SIZE V_HEAD_SIZE KV_TILE STAGES HELD_SLABS SHARED_BYTES, and SCORE_REGISTERS OUTPUT_REGISTERS
 // LOADING_REGISTERS a thread
 #include "layout/output.cuh"
+#include "layout/paired_partial.cuh"
 #include "layout/schedule.cuh"
 #include "layout/tensor_maps.cuh"
 #include "math/partial.cuh"
@@ -227,6 +231,8 @@ __device__ __forceinline__ void load_query(const Walk& walk, const TensorMaps& m
   }
 }
 
+// kLead: the warp that says what arrives where; the other one only issues its half of the copies.
+template <bool kLead>
 __device__ __forceinline__ void load(const AttentionParams& p, const TensorMaps& maps, const Shared& shared, int start_word) {
   Walk walk(p, start_word);
   wait_for_previous_kernels();
@@ -239,25 +245,31 @@ __device__ __forceinline__ void load(const AttentionParams& p, const TensorMaps&
 #pragma unroll 1
     for (int q = 0; q < kQueryStages; q++) {
       barrier_wait(shared.empty(ring.stage), ring.phase);
-      if (q == 0) describe(walk, shared.fragment(fragment), stop - walk.tile, fragment == 0);
-      if (lane_now() == 0) barrier_arrive_expecting(shared.full(ring.stage), kQuerySlabs * kSlabBytes);
-      __syncwarp();
-      load_query(walk, maps, shared.stage(ring.stage), shared.full(ring.stage), q * KV_TILE);
+      if (!kLead) {
+        if (lane_now() == 0) barrier_arrive(shared.full(ring.stage));
+      } else {
+        if (q == 0) describe(walk, shared.fragment(fragment), stop - walk.tile, fragment == 0);
+        if (lane_now() == 0) barrier_arrive_expecting(shared.full(ring.stage), kQuerySlabs * kSlabBytes);
+        __syncwarp();
+        load_query(walk, maps, shared.stage(ring.stage), shared.full(ring.stage), q * KV_TILE);
+      }
       ring.advance();
     }
     bool new_chunk = true;
 #pragma unroll 1
     while (walk.tile < stop) {
       const int lane = lane_now(), box = min(1 << p.block_shift, KV_TILE), slabs = maps.cache_slabs;
-      const int row = slabs == 1 ? lane / kSlabs * box : lane * box, page = walk.page_at(row);
-      const u32 mapped = __ballot_sync(~0u, walk.page_at(lane * 16 % KV_TILE) >= 0) & ((1u << KV_TILE / 16) - 1);
+      const int half = box < KV_TILE ? KV_TILE / 2 : 0;   // what the lead leaves to the other
+      const int row = (kLead ? 0 : half) + (slabs == 1 ? lane / kSlabs * box : lane * box), page = walk.page_at(row);
+      const u32 mapped = kLead ? __ballot_sync(~0u, walk.page_at(lane * 16 % KV_TILE) >= 0) & ((1u << KV_TILE / 16) - 1) : 0;
       barrier_wait(shared.empty(ring.stage), ring.phase);
-      if (lane == 0) {
+      if (kLead && lane == 0) {
         store_s32(shared.mapped(ring.stage), mapped);
         barrier_arrive_expecting(shared.full(ring.stage), kStageBytes);
       }
+      if (!kLead && lane == 0) barrier_arrive(shared.full(ring.stage));
       __syncwarp();
-      if (row < KV_TILE) {
+      if (row < (kLead && half ? half : KV_TILE)) {
         const int slab = slabs == 1 ? lane % kSlabs : 0;
         copy_box(shared.stage(ring.stage) + slab * kSlabBytes + row * 128, maps.key_cache, shared.full(ring.stage), slab * 64,
                  (walk.tile * KV_TILE + row) & ((1 << p.block_shift) - 1), 0, page);
@@ -456,9 +468,12 @@ struct Scorer {
     const int row0 = Shared::word(fragment, kRow0), rows = Shared::word(fragment, kLiveRows), slot = Shared::word(fragment, kSlot);
     const float lse0 = top0 * slope + log2_fast(sum0), lse1 = top1 * slope + log2_fast(sum1);
     if (slot >= 0) {
-      float* const lse = p.partial_lse + ((i64)slot * p.row_tiles + blockIdx.x) * kRows + row;
-      if (row < rows) lse[0] = sum0 > 0.f ? lse0 : kStartMax;
-      if (row + 8 < rows) lse[8] = sum1 > 0.f ? lse1 : kStartMax;
+      const u32 at = ((u32)slot * p.row_tiles + blockIdx.x) * kRows + row;
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        if (row < rows) *partial_facts(p, at, half) = sum0 > 0.f ? lse0 : kStartMax;
+        if (row + 8 < rows) *partial_facts(p, at + 8, half) = sum1 > 0.f ? lse1 : kStartMax;
+      }
     } else if (p.lse) {
       float* const lse = p.lse + (i64)row0 + row;
       if (row < rows) lse[0] = sum0 > 0.f ? lse0 * kLn2 : kMinusInfinity;
@@ -635,29 +650,73 @@ __device__ __forceinline__ void transpose_quad(u32* v, int lane) {
   if (high) { v[0] = s; v[1] = t; } else { v[2] = s; v[3] = t; }
 }
 
-// Eight neighbouring columns of an output row, of which those below V_HEAD_SIZE exist.
-__device__ __forceinline__ void store_eight(u16* at, int column, const u32* v, bool vectors) {
-  if (vectors) {
-    if (V_HEAD_SIZE == kVPadded || column < V_HEAD_SIZE) *(uint4*)at = make_uint4(v[0], v[1], v[2], v[3]);
-    return;
-  }
-#pragma unroll
-  for (int e = 0; e < 8; e++)
-    if (column + e < V_HEAD_SIZE) at[e] = (u16)(v[e / 2] >> (e & 1) * 16);
-}
-
-__device__ __forceinline__ void store_output(const AttentionParams& p, const float* out, i64 packed_row, int first_column, int half, float inverse, int lane) {
-  const bool vectors = V_HEAD_SIZE % 8 == 0 && p.output_stride % 8 == 0 && (u64)p.output % 16 == 0;
-  u16* const row = p.output + packed_row_offset((u32)packed_row, p.num_heads, p.output_stride, V_HEAD_SIZE);
+// One of a thread's two rows, of which the columns below V_HEAD_SIZE exist. A negative factor marks a row that is not stored; its
+// lanes still take part in the exchange. What is not aligned stands apart from what is, whose code is then fetched in a row.
+template <bool kVectors>
+__device__ __forceinline__ void store_row(u16* row, const float* out, int first_column, int half, float inverse, int lane) {
 #pragma unroll
   for (int g = 0; g < kColumns / 8; g += 4) {
     u32 v[4];
 #pragma unroll
     for (int e = 0; e < 4; e++) v[e] = pack_pair(out[4 * (g + e) + half * 2] * inverse, out[4 * (g + e) + half * 2 + 1] * inverse);
-    transpose_quad(v, lane);
-    const int column = first_column + g * 8 + (lane & 3) * 8;
-    if (inverse >= 0.f) store_eight(row + column, column, v, vectors);
+    if constexpr (kVectors) {
+      transpose_quad(v, lane);
+      const int column = first_column + g * 8 + (lane & 3) * 8;
+      if (inverse >= 0.f && (V_HEAD_SIZE == kVPadded || column < V_HEAD_SIZE)) *(uint4*)(row + column) = make_uint4(v[0], v[1], v[2], v[3]);
+    } else {
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        const int column = first_column + (g + e) * 8 + (lane & 3) * 2;
+        // Volatile, which keeps their order: else all would be packed long before they are stored.
+        if (inverse >= 0.f && column < V_HEAD_SIZE) *(volatile u16*)(row + column) = (u16)v[e];
+        if (inverse >= 0.f && column + 1 < V_HEAD_SIZE) *(volatile u16*)(row + column + 1) = (u16)(v[e] >> 16);
+      }
+    }
   }
+}
+__device__ __forceinline__ void store_output(const AttentionParams& p, const float* out, i64 row0, int row, int rows, int first_column, float inverse0,
+                                             float inverse1, int lane) {
+  u16* const at0 = p.output + packed_row_offset((u32)(row0 + min(row, rows - 1)), p.num_heads, p.output_stride, V_HEAD_SIZE);
+  u16* const at1 = p.output + packed_row_offset((u32)(row0 + min(row + 8, rows - 1)), p.num_heads, p.output_stride, V_HEAD_SIZE);
+  if (row >= rows) inverse0 = -1.f;
+  if (row + 8 >= rows) inverse1 = -1.f;
+  if (likely(V_HEAD_SIZE % 8 == 0 && p.output_stride % 8 == 0 && (u64)p.output % 16 == 0)) {
+    store_row<true>(at0, out, first_column, 0, inverse0, lane);
+    store_row<true>(at1, out, first_column, 1, inverse1, lane);
+  } else {
+    store_row<false>(at0, out, first_column, 0, inverse0, lane);
+    store_row<false>(at1, out, first_column, 1, inverse1, lane);
+  }
+}
+
+// Rows `at` and `at` + 8 of a partial; those behind the item's last are stored with it, and never read.
+__device__ __forceinline__ void store_partial(const AttentionParams& p, const float* out, u32 at, int first_column, int half, float inverse0, float inverse1,
+                                              int lane, bool live) {
+  float most0 = 0.f, most1 = 0.f;
+#pragma unroll
+  for (int g = 0; g < kColumns / 8; g++)
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      // Columns behind the value's are the key's, and nobody's.
+      if (V_HEAD_SIZE < kVPadded && first_column + g * 8 + (lane & 3) * 2 + e >= V_HEAD_SIZE) continue;
+      most0 = larger_magnitude(most0, out[4 * g + e]);
+      most1 = larger_magnitude(most1, out[4 * g + 2 + e]);
+    }
+#pragma unroll
+  for (int d = 1; d < 4; d <<= 1) {
+    most0 = larger_magnitude(most0, __shfl_xor_sync(~0u, most0, d));
+    most1 = larger_magnitude(most1, __shfl_xor_sync(~0u, most1, d));
+  }
+  if (!live) return;
+  const float factor0 = partial_factor(most0), factor1 = partial_factor(most1);
+  u32* const words = partial_words(p, at, first_column, lane & 3);
+#pragma unroll
+  for (int g = 0; g < kColumns / 8; g += 2)
+    store_partial_words(words + g / 2 * 128, pack_partial(out[4 * g], out[4 * g + 1], factor0), pack_partial(out[4 * g + 2], out[4 * g + 3], factor1),
+                        pack_partial(out[4 * g + 4], out[4 * g + 5], factor0), pack_partial(out[4 * g + 6], out[4 * g + 7], factor1));
+  if (lane & 3) return;
+  partial_facts(p, at, half)[1] = partial_scale(most0) * inverse0;
+  partial_facts(p, at + 8, half)[1] = partial_scale(most1) * inverse1;
 }
 
 __device__ __forceinline__ void attend(const AttentionParams& p, const TensorMaps& maps, const Shared& shared, int half, int warp, int lane) {
@@ -714,21 +773,9 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const TensorMap
     }
     const int row0 = Shared::word(fragment, kRow0), rows = Shared::word(fragment, kLiveRows), slot = Shared::word(fragment, kSlot);
     if (slot < 0) {
-      // A negative factor marks a row that is not stored; its lanes still take part in the exchange.
-      store_output(p, out, (i64)row0 + min(row, rows - 1), first_column, 0, row < rows ? inverse0 : -1.f, lane);
-      store_output(p, out, (i64)row0 + min(row + 8, rows - 1), first_column, 1, row + 8 < rows ? inverse1 : -1.f, lane);
+      store_output(p, out, row0, row, rows, first_column, inverse0, inverse1, lane);
     } else {
-      float* const partial = p.partial_output + (((i64)slot * p.row_tiles + blockIdx.x) * kRows + row) * kVPadded + first_column;
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        if (row + 8 * h >= rows) break;
-        const float inverse = h ? inverse1 : inverse0;
-        // Four lanes fill one 32-byte sector.
-#pragma unroll
-        for (int g = 0; g < kColumns / 8; g++)
-          *(float2*)(partial + h * 8 * kVPadded + g * 8 + (lane & 3) * 2) =
-              make_float2(out[4 * g + 2 * h] * inverse, out[4 * g + 2 * h + 1] * inverse);
-      }
+      store_partial(p, out, ((u32)slot * p.row_tiles + blockIdx.x) * kRows + row, first_column, half, inverse0, inverse1, lane, row < rows);
     }
   }
 }
@@ -740,7 +787,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
   let_next_kernel_start();
   if (thread == 0) {
     for (int s = 0; s < STAGES; s++) {
-      barrier_init(shared.full(s), 1);
+      barrier_init(shared.full(s), 1 << p.block_shift < KV_TILE ? 2 : 1);
       barrier_init(shared.empty(s), kOutputWarps);
     }
     for (int b = 0; b < 2; b++) {
@@ -757,8 +804,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
   // Schedule and block table may be older than the kernel before this one; then they are read while it still runs.
   if (!p.schedule_settled) wait_for_previous_kernels();
   int start_word = 0;
-  if (thread >= 384 && thread < 400) {
-    start_word = ((const i32*)(p.starts + blockIdx.y))[thread - 384];
+  if (thread >= 384 && thread < 448) {
+    start_word = ((const i32*)(p.starts + blockIdx.y))[thread & 15];
     if (thread == 384 + kStartCount) store_s32(shared.base + kCountOffset, start_word);
   }
   __syncthreads();
@@ -768,7 +815,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
   }
   if (thread >= 384) {
     set_registers<LOADING_REGISTERS>();
-    if (thread < 416) load(p, maps, shared, start_word);
+    const int warp = __shfl_sync(~0u, thread >> 5, 0);
+    if (warp == 12) load<true>(p, maps, shared, start_word);
+    else if (warp == 13 && 1 << p.block_shift < KV_TILE) load<false>(p, maps, shared, start_word);
   } else if (thread < 128) {
     set_registers<SCORE_REGISTERS>();
     score(p, maps, shared, thread);

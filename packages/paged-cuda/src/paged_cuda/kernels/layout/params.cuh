@@ -23,10 +23,10 @@ struct AttentionParams {
   struct Item* items;          // (max_items)
   struct SliceStart* starts;   // (slices + 1)
   struct SplitItem* splits;
-  i32* item_begin;             // (max_items): KV tiles before an item
+  i32* item_begin;             // (max_items): cost of the items before one, in thirds of a KV tile; whole tiles under a fixed split
   i32* request_begin;          // (batch): items before a request
   float* partial_output;       // (slots, row_tiles, ROW_TILE, padded v_head_size), each divided by its own sum
-  float* partial_lse;          // (slots, row_tiles, ROW_TILE), base 2
+  float* partial_lse;          // (slots, row_tiles, ROW_TILE), base 2; of sm90 both are as layout/paired_partial.cuh says
 
   i64 query_stride;   // token to token
   i64 key_stride;     // token to token
@@ -57,6 +57,9 @@ struct AttentionParams {
   i32 row_tile;
   i32 kv_tile_shift;     // log2(KV rows of a tile)
   i32 min_tiles;         // of a slice
+  i32 item_cost;         // of an item beside its tiles, in thirds of one
+  i32 slow_tiles;        // items with at most so many tiles take longer for each
+  i32 slow_cost;         // of such a tile, in thirds of one
   i32 chunk;             // KV tiles of a part under a fixed split; 0: equal slices
   i32 max_items;
   i32 max_parts;         // of all items together, fixed split

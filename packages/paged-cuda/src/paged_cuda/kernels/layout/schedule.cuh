@@ -14,7 +14,7 @@ struct Item {
   i32 first;     // first packed row, counted from the request's first token
   i32 kv_end;    // no row of the item sees this position or a later one
   i32 tiles;     // KV tiles from the first visible one to kv_end
-  i32 part;      // fixed split only: slot of the item's first partial
+  i32 part;      // fixed split: slot of the item's first partial; else the KV tiles of all items before this one
 };
 struct SliceStart {
   i32 item;      // item at which the slice starts
