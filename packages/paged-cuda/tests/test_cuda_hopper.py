@@ -101,6 +101,17 @@ def numbers_of(op: PagedAttention) -> TensorMaps:
     return op._maps.maps
 
 
+@pytest.mark.parametrize("tokens", [131_072, 65_536, 32_768, 16_384])
+def test_bounds_are_refused_only_where_a_sum_of_costs_could_overflow(tokens: int) -> None:
+    """Of a long item no tile is slow, and under a fixed split a tile counts as one."""
+    call, context = call_of(128), 2**34 // tokens
+    assert choose_path(call, Bounds(64, tokens, context), HOPPER).path == "sm90"
+    with pytest.raises(ArgumentMismatch, match=r"cost of a step's KV tiles"):
+        choose_path(call, Bounds(64, tokens, 2 * context), HOPPER, kernel="sm90")
+    options = PathOptions(split_rows=context)
+    assert choose_path(call, Bounds(64, tokens, 2 * context), HOPPER, options=options).path == "sm90"
+
+
 def test_the_host_struct_is_the_kernels_struct() -> None:
     checks = [f'static_assert(sizeof(TensorMaps) == {ctypes.sizeof(TensorMaps)}, "size");']
     for name, _ in TensorMaps._fields_[:-1]:

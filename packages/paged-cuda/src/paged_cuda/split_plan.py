@@ -61,10 +61,11 @@ class Costs:
             "slow_cost": 5,
         }
 
-    def most(self, items: int, tiles: int, kv_tile: int) -> int:
-        """Return the cost, in thirds of a tile, of so many items with `tiles` tiles each."""
+    def most(self, tiles: int, kv_tile: int) -> int:
+        """Return the largest cost, in thirds of a tile, of an item with up to `tiles` tiles."""
         constants = self.constants(kv_tile)
-        return items * (constants["item_cost"] + tiles * (constants["slow_cost"] if self.slow_rows else 3))
+        slow = constants["slow_cost"] * min(tiles, constants["slow_tiles"])
+        return constants["item_cost"] + max(slow, 3 * tiles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,10 +218,11 @@ def split_plan(
         raise ArgumentMismatch("bounds", "max_tokens * num_heads", rows, f"at most {INT32_MAX - 64}")
     blocks = multiprocessors * blocks_per_multiprocessor
     sizes = SplitSizes.of(call.num_heads, bounds, tiles, blocks=blocks, split_rows=split_rows)
-    most = costs.most(sizes.max_items, bounds.max_context // tiles.kv_tile + 2, tiles.kv_tile)
+    tiles_at_most = bounds.max_context // tiles.kv_tile + 2
+    most = sizes.max_items * (tiles_at_most if sizes.chunk else costs.most(tiles_at_most, tiles.kv_tile))
     if most > INT32_MAX:
         wanted = f"at most {INT32_MAX}: fewer tokens or a shorter context"
-        raise ArgumentMismatch("bounds", "thirds of KV tiles of a step", most, wanted)
+        raise ArgumentMismatch("bounds", "cost of a step's KV tiles", most, wanted)
     threads = 256 if max(bounds.max_batch, sizes.max_items, sizes.slices + 1) <= 256 else 1024
     dtype, v_head_size = element_type(call), call.v_head_size or 0
     schedule = LaunchSpec(

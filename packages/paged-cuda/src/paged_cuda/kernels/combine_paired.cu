@@ -49,7 +49,7 @@ __device__ __forceinline__ void store_pair(u16* row, int column, float a, float 
 extern "C" __global__ void __launch_bounds__(kThreads, 2) SYMBOL(const __grid_constant__ AttentionParams p) {
   __shared__ uint4 shared_words[kWorkers][kParts][kWords];
   __shared__ float4 shared_facts[kWorkers][kParts][2];   // (log-sum-exp, scale) of both halves
-  __shared__ float group_sum[kGroups > 1 ? kGroups : 1][kLanes][8], group_max[kGroups][2], group_weight[kGroups][2];
+  __shared__ __align__(16) float group_sum[kGroups > 1 ? kGroups : 1][kLanes][8], group_max[kGroups][2], group_weight[kGroups][2];
   const int thread = threadIdx.x % kWorker, worker = threadIdx.x / kWorker, group = thread / kLanes, lane = thread % kLanes;
   const int rows = p.num_heads < ROW_TILE ? ROW_TILE : p.num_heads;   // that an item may have
   const u32 tasks = (rows + 15) / 16 * 8 * COLUMN_PARTS;              // of an entry

@@ -1,6 +1,6 @@
 // Cuts the step's work into equal slices, on the device, from the lengths. One block of THREADS threads.
 //
-// Equal slices: each gets ceil(tiles / slices) KV tiles, at least `min_tiles`. A cut costs a float32 partial, so with items
+// Equal slices: each gets ceil(tiles / slices) KV tiles, at least `min_tiles`. A cut costs a partial, so with items
 // of one length the payload is rounded to whole items or to whole fractions of one if that costs under 1/16. With items of
 // several lengths a slice is a share of their cost, in thirds of a tile: an item's own for its query and its output, and that of
 // its tiles, of which those of a short item may be slower. Otherwise slices of many short items would end last, and a
@@ -179,6 +179,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
 
   // Every item's record and its place in the flat list.
   int costs = 0, seconds = 0, longest = 0, shortest = 0x7fffffff;
+  const int most_cost = 0x7fffffff / max(items, 1);   // which no item inside the bounds has; lengths beyond them may not wrap the sum
   for (int base = 0; base < items; base += kThreads) {
     const int i = base + tid;
     Item item;
@@ -189,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
       const int tiles = item.tiles;
       longest = max(longest, tiles);
       shortest = min(shortest, tiles);
-      cost = p.item_cost + tiles * tile_cost(p, tiles);
+      cost = (int)min(p.item_cost + (i64)tiles * tile_cost(p, tiles), (i64)most_cost);
       second = tiles;
       if (p.chunk) {
         // A length beyond the bounds would have more parts than there are slots: it is cut short.
@@ -258,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
     if (item < items) start.first = p.items[item];
     if (here) p.starts[s] = start;
     // A slice that starts inside an item, and is the first to do so.
-    const bool splits = !p.chunk && offset > 0 && !(cut_item[s - 1] == item && cut_offset[s - 1] > 0);
+    const bool splits = !p.chunk && s > 0 && offset > 0 && !(cut_item[s - 1] == item && cut_offset[s - 1] > 0);
     const int place = reserve_split(splits);
     if (splits) {
       const int last = last_at_or_before(cut_item, p.slices, item);

@@ -2,7 +2,8 @@
 // write that many bytes.
 //
 // A value is a 16-bit integer times a scale of its row and its half of the columns, the largest magnitude there over 32,767: off by at
-// most 2^-16 of that magnitude, about what two-term weights leave as well. A value that is not finite makes its half of the row so.
+// most 2^-16 of that magnitude, about what two-term weights leave as well. A value that is not finite makes its half of the row not a
+// number; rows of values under 1e-34 are zeros.
 // Sixteen rows of a tile lie together: (16 columns, lane of a warp, four words). Lane 4 i + j has rows i and i + 8 and of each eight
 // columns those from 2 j on: words are (first eight, row i), (first eight, row i + 8), (last eight, i), (last eight, i + 8).
 // Beside them, for each row and half: the log-sum-exp (base 2) and the scale.
@@ -22,9 +23,10 @@ __device__ __forceinline__ float larger_magnitude(float most, float x) {
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(most), "f"(fabsf(x)));
   return y;
 }
-// What values are multiplied by, and what the integers are to be multiplied by. Rows too small for the former are zeros.
-__device__ __forceinline__ float partial_factor(float most) { return most < 1e-30f ? 0.f : 32767.f * reciprocal_fast(most); }
-__device__ __forceinline__ float partial_scale(float most) { return most * (1.f / 32767.f); }
+// What values are multiplied by, and what the integers are to be multiplied by. The reciprocal is of a number so far from both ends of
+// the range that neither it nor its argument is flushed to zero.
+__device__ __forceinline__ float partial_factor(float most) { return most < 1e-34f ? 0.f : 32767.f / 256.f * reciprocal_fast(most * (1.f / 256.f)); }
+__device__ __forceinline__ float partial_scale(float most) { return most * (1.f / 32767.f) + (most - most); }
 __device__ __forceinline__ u32 pack_partial(float a, float b, float factor) {
   const u32 low = __float_as_uint(fmaf(a, factor, kPartialBias)), high = __float_as_uint(fmaf(b, factor, kPartialBias));
   return __byte_perm(low, high, 0x5410);
