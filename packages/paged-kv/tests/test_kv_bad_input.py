@@ -183,7 +183,7 @@ def kv() -> KVCacheManager:
     return manager(host_blocks=4)
 
 
-def refused(kv: KVCacheManager, kind: type[KvError], call) -> KvError:
+def assert_refused(kv: KVCacheManager, kind: type[KvError], call) -> KvError:
     """Assert that `call` raises `kind`, which survives pickling, and that nothing has changed."""
     before = kv.digest()
     with pytest.raises(kind) as refusal:
@@ -197,28 +197,28 @@ def refused(kv: KVCacheManager, kind: type[KvError], call) -> KvError:
 def test_foreign_handles(kv: KVCacheManager, bad: list) -> None:
     kv.create(1)
     for call in (kv.release, kv.preempt, kv.swap_out, lambda rows: kv.begin_step(rows, 1)):
-        refused(kv, UnknownSequence, lambda call=call: call(bad))
+        assert_refused(kv, UnknownSequence, lambda call=call: call(bad))
 
 
 def test_handles_of_another_manager(kv: KVCacheManager) -> None:
     kv.create(3)
-    refused(kv, UnknownSequence, lambda: kv.release(manager().create(2)))
+    assert_refused(kv, UnknownSequence, lambda: kv.release(manager().create(2)))
 
 
 def test_stale_handles_and_double_release(kv: KVCacheManager) -> None:
     rows = kv.create(2)
     kv.release(rows)
     kv.create(6)
-    error = refused(kv, StaleSequenceHandle, lambda: kv.release(rows))
+    error = assert_refused(kv, StaleSequenceHandle, lambda: kv.release(rows))
     assert error.numbers["generation"] == 1
-    refused(kv, StaleSequenceHandle, lambda: kv.begin_step(rows, 1))
+    assert_refused(kv, StaleSequenceHandle, lambda: kv.begin_step(rows, 1))
 
 
 def test_a_row_twice(kv: KVCacheManager) -> None:
     row = kv.create(1)[0]
     for call in (kv.release, kv.preempt, lambda rows: kv.begin_step(rows, 1)):
-        refused(kv, PagedDuplicateRequest, lambda call=call: call([row, row]))
-    refused(
+        assert_refused(kv, PagedDuplicateRequest, lambda call=call: call([row, row]))
+    assert_refused(
         kv,
         PagedDuplicateRequest,
         lambda: PagedIndexPlan.build(kv.view(), [PagedRequest(int(row), 0, 0)] * 2),
@@ -228,10 +228,10 @@ def test_a_row_twice(kv: KVCacheManager) -> None:
 @pytest.mark.parametrize("bad", [-1, 2**31, [1, 2], [1.0], [[1]], "x", np.array([2**63], dtype=np.uint64)])
 def test_lengths_that_are_none(kv: KVCacheManager, bad) -> None:
     row = kv.create(1)
-    refused(kv, InvalidLength, lambda: kv.begin_step(row, bad))
-    refused(kv, InvalidLength, lambda: kv.truncate(row, bad))
+    assert_refused(kv, InvalidLength, lambda: kv.begin_step(row, bad))
+    assert_refused(kv, InvalidLength, lambda: kv.truncate(row, bad))
     if not isinstance(bad, list) or len(bad) < 2:
-        refused(kv, InvalidLength, lambda: kv.admit(bad))
+        assert_refused(kv, InvalidLength, lambda: kv.admit(bad))
 
 
 def test_outcomes_are_values_and_change_nothing(kv: KVCacheManager) -> None:
@@ -265,22 +265,22 @@ def test_rows_that_a_step_or_swap_holds(kv: KVCacheManager) -> None:
     step = kv.begin_step(rows[:1], 1)
     for name in rows[:2]:
         for call in (kv.release, kv.preempt, kv.fork, kv.pin, kv.swap_out, lambda row: kv.truncate(row, 1)):
-            refused(kv, RowBusy, lambda call=call, name=name: call(name))
+            assert_refused(kv, RowBusy, lambda call=call, name=name: call(name))
     step.rollback()
-    refused(kv, PageNotResident, lambda: kv.begin_step(rows, 1))
+    assert_refused(kv, PageNotResident, lambda: kv.begin_step(rows, 1))
     kv.confirm_swap(out)
     for call in (kv.fork, kv.pin, kv.swap_out, lambda row: kv.truncate(row, 1)):
-        refused(kv, PageNotResident, lambda call=call: call(rows[1]))
-    error = refused(kv, PageNotResident, lambda: kv.begin_step(rows[1:2], 1))
+        assert_refused(kv, PageNotResident, lambda call=call: call(rows[1]))
+    error = assert_refused(kv, PageNotResident, lambda: kv.begin_step(rows[1:2], 1))
     assert error.numbers["state"] == "swapped"
-    refused(
+    assert_refused(
         kv,
         PageNotResident,
         lambda: PagedIndexPlan.build(kv.view(), [PagedRequest(int(rows[1]), 1, 5)]),
     )
-    refused(kv, SwapClosed, lambda: kv.confirm_swap(out))
-    refused(kv, SwapClosed, lambda: kv.cancel_swap(out))
-    refused(kv, InvalidLength, lambda: kv.swap_in(rows[2]))
+    assert_refused(kv, SwapClosed, lambda: kv.confirm_swap(out))
+    assert_refused(kv, SwapClosed, lambda: kv.cancel_swap(out))
+    assert_refused(kv, InvalidLength, lambda: kv.swap_in(rows[2]))
 
 
 def test_host_room_is_an_outcome(kv: KVCacheManager) -> None:
@@ -293,37 +293,37 @@ def test_host_room_is_an_outcome(kv: KVCacheManager) -> None:
 
 def test_epochs_complete_in_order(kv: KVCacheManager) -> None:
     row = kv.create(1)
-    refused(kv, EpochOutOfOrder, lambda: kv.complete(1))
+    assert_refused(kv, EpochOutOfOrder, lambda: kv.complete(1))
     run(kv, row, 1)
-    refused(kv, EpochOutOfOrder, lambda: kv.complete(1))
+    assert_refused(kv, EpochOutOfOrder, lambda: kv.complete(1))
     step = kv.begin_step(row, 1)
-    refused(kv, EpochOutOfOrder, lambda: kv.complete(step.epoch))
+    assert_refused(kv, EpochOutOfOrder, lambda: kv.complete(step.epoch))
 
 
 def test_rows_run_out(kv: KVCacheManager) -> None:
     row = kv.create(5)[0]
-    refused(kv, NoFreeRow, lambda: kv.create(2))
-    refused(kv, NoFreeRow, lambda: kv.fork(row, 2))
+    assert_refused(kv, NoFreeRow, lambda: kv.create(2))
+    assert_refused(kv, NoFreeRow, lambda: kv.fork(row, 2))
 
 
 def test_windows_and_sinks(kv: KVCacheManager) -> None:
-    refused(kv, InvalidWindow, lambda: kv.create(1, window=-1))
-    refused(kv, InvalidWindow, lambda: kv.admit(5, window=-1))
-    refused(kv, UnsupportedSink, lambda: kv.create(1, sink=4))
+    assert_refused(kv, InvalidWindow, lambda: kv.create(1, window=-1))
+    assert_refused(kv, InvalidWindow, lambda: kv.admit(5, window=-1))
+    assert_refused(kv, UnsupportedSink, lambda: kv.create(1, sink=4))
     plain, windowed = kv.create(1), kv.create(1, window=16)
     run(kv, windowed, 70)
-    refused(kv, InvalidWindow, lambda: kv.advance_window(plain))
-    refused(kv, InvalidWindow, lambda: kv.register(windowed[0], chain_of(range(70))))
+    assert_refused(kv, InvalidWindow, lambda: kv.advance_window(plain))
+    assert_refused(kv, InvalidWindow, lambda: kv.register(windowed[0], chain_of(range(70))))
     assert kv.advance_window(windowed) == 3
-    assert refused(kv, PositionEvicted, lambda: kv.truncate(windowed, 50)).numbers["first"] == 48
-    refused(kv, PositionEvicted, lambda: kv.fork(windowed[0], at=50))
+    assert assert_refused(kv, PositionEvicted, lambda: kv.truncate(windowed, 50)).numbers["first"] == 48
+    assert_refused(kv, PositionEvicted, lambda: kv.fork(windowed[0], at=50))
     kv.truncate(windowed, 64)
     step = kv.begin_step(windowed, 1)
-    refused(kv, PagedNonContiguousSequence, step.plan)
+    assert_refused(kv, PagedNonContiguousSequence, step.plan)
     assert step.plan(allow_window_holes=True).block_table[0].tolist() == [-1, -1, -1, 4, 6]
     step.commit()
     request = [PagedRequest(int(windowed[0]), 1, 65)]
-    refused(kv, PagedNonContiguousSequence, lambda: PagedIndexPlan.build(kv.view(), request))
+    assert_refused(kv, PagedNonContiguousSequence, lambda: PagedIndexPlan.build(kv.view(), request))
     plan = PagedIndexPlan.build(kv.view(), request, allow_window_holes=True, pad=7)
     assert plan.block_table[0].tolist() == [7, 7, 7, 4, 6]
 
@@ -331,8 +331,8 @@ def test_windows_and_sinks(kv: KVCacheManager) -> None:
 def test_truncating_and_forking_beyond_the_row(kv: KVCacheManager) -> None:
     row = kv.create(1)
     run(kv, row, 20)
-    refused(kv, InvalidLength, lambda: kv.truncate(row, 21))
-    refused(kv, InvalidLength, lambda: kv.fork(row[0], at=21))
+    assert_refused(kv, InvalidLength, lambda: kv.truncate(row, 21))
+    assert_refused(kv, InvalidLength, lambda: kv.fork(row[0], at=21))
 
 
 def test_plans_outside_a_step(kv: KVCacheManager) -> None:
@@ -340,12 +340,14 @@ def test_plans_outside_a_step(kv: KVCacheManager) -> None:
     run(kv, [row, other], [40, 16])
     view = kv.view()
     build = PagedIndexPlan.build
-    refused(kv, PagedQueryExceedsContext, lambda: build(view, [PagedRequest(int(row), 5, 4)]))
-    refused(kv, PagedMissingPages, lambda: build(view, [PagedRequest(int(row), 1, 49)]))
-    refused(kv, PagedTableTooNarrow, lambda: build(view, [PagedRequest(int(row), 1, 40)], max_blocks=2))
-    refused(kv, InvalidLength, lambda: build(view, [PagedRequest(int(row), -1, 4)]))
+    assert_refused(kv, PagedQueryExceedsContext, lambda: build(view, [PagedRequest(int(row), 5, 4)]))
+    assert_refused(kv, PagedMissingPages, lambda: build(view, [PagedRequest(int(row), 1, 49)]))
+    assert_refused(
+        kv, PagedTableTooNarrow, lambda: build(view, [PagedRequest(int(row), 1, 40)], max_blocks=2)
+    )
+    assert_refused(kv, InvalidLength, lambda: build(view, [PagedRequest(int(row), -1, 4)]))
     kv.register(other, chain_of(range(16)))
-    error = refused(kv, PagedSharedWrite, lambda: build(view, [PagedRequest(int(other), 1, 16)]))
+    error = assert_refused(kv, PagedSharedWrite, lambda: build(view, [PagedRequest(int(other), 1, 16)]))
     assert error.numbers["page"] == 4
     plan = build(view, [PagedRequest(int(other), 1, 16)], allow_shared_writes=True)
     assert plan.slot_mapping.tolist() == [4 * 16 + 15]
@@ -367,12 +369,12 @@ def test_stale_plans(kv: KVCacheManager) -> None:
         step.commit()
     kv.require_current(plan)
     kv.truncate(rows[0], 3)
-    assert refused(kv, StalePlan, lambda: kv.require_current(plan)).numbers["row"] == 0
+    assert assert_refused(kv, StalePlan, lambda: kv.require_current(plan)).numbers["row"] == 0
     with kv.begin_step(rows, 1) as step:
         late = step.plan()
         step.commit()
     run(kv, rows, 1)
-    refused(kv, StalePlan, lambda: kv.require_current(late))
+    assert_refused(kv, StalePlan, lambda: kv.require_current(late))
 
 
 def test_buffers_that_do_not_hold_the_batch(kv: KVCacheManager) -> None:
@@ -387,27 +389,27 @@ def test_buffers_that_do_not_hold_the_batch(kv: KVCacheManager) -> None:
     with pytest.raises(InvalidGeometry):
         IndexPlanBuffers(2, 2, 2, memory=object())
     step = kv.begin_step(rows, [20, 1, 1])
-    refused(kv, PagedBufferTooSmall, lambda: step.plan(IndexPlanBuffers(2, 64, 8)))
-    refused(kv, PagedBufferTooSmall, lambda: step.plan(IndexPlanBuffers(4, 21, 8)))
-    refused(kv, PagedTableTooNarrow, lambda: step.plan(IndexPlanBuffers(4, 64, 1)))
+    assert_refused(kv, PagedBufferTooSmall, lambda: step.plan(IndexPlanBuffers(2, 64, 8)))
+    assert_refused(kv, PagedBufferTooSmall, lambda: step.plan(IndexPlanBuffers(4, 21, 8)))
+    assert_refused(kv, PagedTableTooNarrow, lambda: step.plan(IndexPlanBuffers(4, 64, 1)))
 
 
 def test_hits_are_used_once(kv: KVCacheManager) -> None:
     row, other = kv.create(2)
     run(kv, [row], 33)
     kv.register(row, chain_of(range(33)))
-    refused(kv, PrefixMismatch, lambda: kv.register(row, chain_of(range(1, 34))))
+    assert_refused(kv, PrefixMismatch, lambda: kv.register(row, chain_of(range(1, 34))))
     chain = chain_of(range(40))
     hit = kv.lookup_and_pin(chain)
-    refused(kv, RowNotEmpty, lambda: kv.attach(row, hit))
+    assert_refused(kv, RowNotEmpty, lambda: kv.attach(row, hit))
     assert kv.attach(other, hit) is None
-    refused(kv, HitClosed, lambda: kv.attach(other, hit))
-    refused(kv, HitClosed, hit.drop)
-    refused(kv, HitClosed, lambda: kv.admit(50, hits=[hit]))
+    assert_refused(kv, HitClosed, lambda: kv.attach(other, hit))
+    assert_refused(kv, HitClosed, hit.drop)
+    assert_refused(kv, HitClosed, lambda: kv.admit(50, hits=[hit]))
     second = kv.lookup_and_pin(chain)
-    refused(kv, HitClosed, lambda: kv.admit([50, 50], hits=[second, second]))
-    refused(kv, InvalidLength, lambda: kv.admit([50, 50], hits=[second]))
-    refused(kv, InvalidLength, lambda: kv.admit([20], hits=[second]))
+    assert_refused(kv, HitClosed, lambda: kv.admit([50, 50], hits=[second, second]))
+    assert_refused(kv, InvalidLength, lambda: kv.admit([50, 50], hits=[second]))
+    assert_refused(kv, InvalidLength, lambda: kv.admit([20], hits=[second]))
 
 
 def test_a_hit_wider_than_a_row() -> None:
@@ -425,7 +427,7 @@ def test_a_resumed_sequence_keeps_its_tokens(kv: KVCacheManager) -> None:
     row = kv.create(1)
     run(kv, row, 20)
     [left] = kv.preempt(row)
-    refused(kv, InvalidLength, lambda: kv.resume(left, 19))
+    assert_refused(kv, InvalidLength, lambda: kv.resume(left, 19))
 
 
 def test_tokens_that_are_no_ids() -> None:

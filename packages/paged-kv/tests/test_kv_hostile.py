@@ -60,7 +60,7 @@ def kv() -> KVCacheManager:
     return manager()
 
 
-def refused(kv: KVCacheManager, kind: type[KvError], call) -> None:
+def assert_refused(kv: KVCacheManager, kind: type[KvError], call) -> None:
     before = kv.digest()
     with pytest.raises(kind):
         call()
@@ -70,42 +70,42 @@ def refused(kv: KVCacheManager, kind: type[KvError], call) -> None:
 
 @pytest.mark.parametrize("window", [1.5, float("nan"), 2**70, 2**63 - 1, "x", True, None])
 def test_windows_that_are_none(kv: KVCacheManager, window) -> None:
-    refused(kv, InvalidWindow, lambda: kv.create(1, window=window))
-    refused(kv, InvalidWindow, lambda: kv.admit(5, window=window))
-    refused(kv, InvalidWindow, lambda: kv.resume(PreemptedSequence(3, 1, window, None), 9))
+    assert_refused(kv, InvalidWindow, lambda: kv.create(1, window=window))
+    assert_refused(kv, InvalidWindow, lambda: kv.admit(5, window=window))
+    assert_refused(kv, InvalidWindow, lambda: kv.resume(PreemptedSequence(3, 1, window, None), 9))
 
 
 @pytest.mark.parametrize("tenant", [5, b"x", [], np.array([1, 2])])
 def test_tenants_that_are_no_names(kv: KVCacheManager, tenant) -> None:
-    refused(kv, InvalidTenant, lambda: kv.create(1, tenant=tenant))
-    refused(kv, InvalidTenant, lambda: kv.admit(5, tenant=tenant))
-    refused(kv, InvalidTenant, lambda: kv.set_quota(tenant, 3))
-    refused(kv, InvalidTenant, lambda: kv.set_quota(None, 3))
+    assert_refused(kv, InvalidTenant, lambda: kv.create(1, tenant=tenant))
+    assert_refused(kv, InvalidTenant, lambda: kv.admit(5, tenant=tenant))
+    assert_refused(kv, InvalidTenant, lambda: kv.set_quota(tenant, 3))
+    assert_refused(kv, InvalidTenant, lambda: kv.set_quota(None, 3))
 
 
 @pytest.mark.parametrize("epoch", [2.0, 1.5, True, "x", None, float("nan"), [2], np.array([1, 2])])
 def test_epochs_that_are_no_numbers(kv: KVCacheManager, epoch) -> None:
     with kv.begin_step(kv.create(1), 1) as step:
         step.commit()
-    refused(kv, EpochOutOfOrder, lambda: kv.complete(epoch))
+    assert_refused(kv, EpochOutOfOrder, lambda: kv.complete(epoch))
     kv.complete(np.int64(step.epoch))
 
 
 @pytest.mark.parametrize("page", [15.5, True, "x", None, 2**70, float("nan")])
 def test_pages_that_are_no_numbers(kv: KVCacheManager, page) -> None:
-    refused(kv, PageNotOwned, lambda: kv.quarantine(page))
+    assert_refused(kv, PageNotOwned, lambda: kv.quarantine(page))
 
 
 @pytest.mark.parametrize("ragged", [[[1], [2, 3]], np.zeros((0, 3))])
 def test_vectors_that_are_not_flat(kv: KVCacheManager, ragged) -> None:
-    refused(kv, UnknownSequence, lambda: kv.release(ragged))
-    refused(kv, InvalidLength, lambda: kv.begin_step([], ragged))
-    refused(kv, InvalidLength, lambda: kv.admit(ragged))
+    assert_refused(kv, UnknownSequence, lambda: kv.release(ragged))
+    assert_refused(kv, InvalidLength, lambda: kv.begin_step([], ragged))
+    assert_refused(kv, InvalidLength, lambda: kv.admit(ragged))
 
 
 @pytest.mark.parametrize("left", [(2**70, 1), (3, 2**70), (3, -1), (-3, 1), (1.5, 1)])
 def test_preempted_sequences_made_by_hand(kv: KVCacheManager, left) -> None:
-    refused(kv, InvalidLength, lambda: kv.resume(PreemptedSequence(*left, 0, None), 10))
+    assert_refused(kv, InvalidLength, lambda: kv.resume(PreemptedSequence(*left, 0, None), 10))
 
 
 def test_a_level_of_check_that_does_not_exist(kv: KVCacheManager) -> None:
@@ -118,10 +118,10 @@ def test_hits_of_another_manager_copies_and_other_pins(kv: KVCacheManager) -> No
     mine, other = kv.lookup_and_pin(chain_of(range(40))), manager().lookup_and_pin(chain_of(range(40)))
     pins = kv.pin(kv.fork(int(kv.create(1)[0]))[0])
     for claim in (other, copy.copy(mine), pins, None):
-        refused(kv, ForeignClaim, lambda claim=claim: kv.attach(fresh, claim))
+        assert_refused(kv, ForeignClaim, lambda claim=claim: kv.attach(fresh, claim))
         if claim is not None:
-            refused(kv, ForeignClaim, lambda claim=claim: kv.admit(60, hits=[claim]))
-    refused(kv, ForeignClaim, copy.copy(mine).drop)
+            assert_refused(kv, ForeignClaim, lambda claim=claim: kv.admit(60, hits=[claim]))
+    assert_refused(kv, ForeignClaim, copy.copy(mine).drop)
     assert other.is_open
     assert kv.attach(fresh, mine) is None
 
@@ -133,11 +133,11 @@ def test_swaps_of_another_manager_and_copies(kv: KVCacheManager) -> None:
     [other_row] = there.create(1)
     run(there, [other_row], 20)
     for plan in (there.swap_out(other_row), copy.copy(mine)):
-        refused(kv, ForeignClaim, lambda plan=plan: kv.confirm_swap(plan))
-        refused(kv, ForeignClaim, lambda plan=plan: kv.cancel_swap(plan))
+        assert_refused(kv, ForeignClaim, lambda plan=plan: kv.confirm_swap(plan))
+        assert_refused(kv, ForeignClaim, lambda plan=plan: kv.cancel_swap(plan))
     kv.confirm_swap(mine)
     back = kv.swap_in(row)
-    refused(kv, ForeignClaim, lambda: kv.confirm_swap(copy.copy(back)))
+    assert_refused(kv, ForeignClaim, lambda: kv.confirm_swap(copy.copy(back)))
     kv.confirm_swap(back)
     kv.check("full")
 
@@ -160,7 +160,7 @@ def test_a_page_that_a_rollback_needs_is_not_quarantined() -> None:
     kv.truncate(row, 10)
     [beam] = kv.fork(row)
     with kv.begin_step([row, beam], 1) as step:
-        refused(kv, PageNotOwned, lambda: kv.quarantine(int(step.copies.source[0])))
+        assert_refused(kv, PageNotOwned, lambda: kv.quarantine(int(step.copies.source[0])))
     kv.check("full")
 
 
@@ -192,12 +192,12 @@ def test_buffers_of_no_size(size) -> None:
 def test_padding_that_is_no_page(kv: KVCacheManager, pad) -> None:
     with pytest.raises(InvalidGeometry):
         IndexPlanBuffers(2, 2, 2, pad=pad)
-    refused(kv, InvalidGeometry, lambda: PagedIndexPlan.build(kv.view(), [], pad=pad))
+    assert_refused(kv, InvalidGeometry, lambda: PagedIndexPlan.build(kv.view(), [], pad=pad))
 
 
 @pytest.mark.parametrize("width", [0, -1, 1.5, "x"])
 def test_tables_of_no_width(kv: KVCacheManager, width) -> None:
-    refused(kv, InvalidGeometry, lambda: PagedIndexPlan.build(kv.view(), [], max_blocks=width))
+    assert_refused(kv, InvalidGeometry, lambda: PagedIndexPlan.build(kv.view(), [], max_blocks=width))
 
 
 def test_memory_off_the_word_boundary() -> None:

@@ -16,7 +16,7 @@ def mapped(driver: FakeVmmDriver, granules: int = 3) -> int:
     return address
 
 
-def refused(driver: FakeVmmDriver, call, *arguments, **options) -> None:
+def assert_refused(driver: FakeVmmDriver, call, *arguments, **options) -> None:
     before = len(driver.impossible)
     state = driver.mapped, driver.num_handles, driver.num_events, driver.reserved_bytes
     with pytest.raises(ImpossibleSequence):
@@ -62,7 +62,7 @@ def test_impossible_sequences() -> None:
         (d.stream_wait_event, 0, 5),
         (d.free, address),
     ):
-        refused(d, call, *arguments)
+        assert_refused(d, call, *arguments)
 
 
 def test_access_and_contents() -> None:
@@ -76,25 +76,25 @@ def test_access_and_contents() -> None:
         False,
     )
     assert (d.view(address, 8) == 0xA5).all(), "new memory holds garbage"
-    refused(d, d.fill, address, 0, G + 1, 0)
-    refused(d, d.view, address, 2 * G + 1)
+    assert_refused(d, d.fill, address, 0, G + 1, 0)
+    assert_refused(d, d.view, address, 2 * G + 1)
     d.fill(address + 8, 3, 16, 0)
     assert d.view(address, 32).tolist() == [0xA5] * 8 + [3] * 16 + [0xA5] * 8
     d.copy_on_device(address + 100, address + 8, 16, 0)
     assert (d.view(address + 100, 16) == 3).all()
-    refused(d, d.copy_on_device, address, address + 8, 16, 0)
-    refused(d, d.copy_on_device, address + G, address, 16, 0)
+    assert_refused(d, d.copy_on_device, address, address + 8, 16, 0)
+    assert_refused(d, d.copy_on_device, address + G, address, 16, 0)
     plain = d.allocate(100)
     d.copy_on_device(plain, address + 8, 16, 0)
     assert isinstance(d.view(plain, 100), np.ndarray)
-    refused(d, d.view, plain, 101)
+    assert_refused(d, d.view, plain, 101)
     d.free(plain)
     unbacked = FakeVmmDriver(G)
     other = mapped(unbacked)
     unbacked.set_access(other, 3 * G)
     unbacked.fill(other, 1, 3 * G, 0)
     unbacked.copy_on_device(other, other + G, 8, 0)
-    refused(unbacked, unbacked.view, other, 8)
+    assert_refused(unbacked, unbacked.view, other, 8)
     assert not FakeVmmDriver(G).mapped
     far = unbacked.reserve_addresses(G, 16 * G)
     assert far % (16 * G) == 0
@@ -136,7 +136,7 @@ def test_what_a_capture_forbids_and_allows() -> None:
         (d.allocate, G),
         (d.reserve_addresses, G, G),
     ):
-        refused(d, call, *arguments)
+        assert_refused(d, call, *arguments)
     assert d.granularity() == (G, G)
     d.memory_info()
     other = d.create_event()
@@ -163,14 +163,14 @@ def test_streams_events_and_what_they_wait_for() -> None:
     d.fill(address + G, 0, G, 2)
     d.record_event(second, 2)
     assert not d.event_done(second), "stream 2 is not held, and waits for stream 1"
-    refused(d, d.unmap, address, G)
-    refused(d, d.unmap, address + G, G)
+    assert_refused(d, d.unmap, address, G)
+    assert_refused(d, d.unmap, address + G, G)
     d.stream_wait_event(1, second)
     d.launch(1, address + 2 * G, G)
-    refused(d, d.unmap, address + 2 * G, G)
+    assert_refused(d, d.unmap, address + 2 * G, G)
     d.wait_event(first)
     d.unmap(address, G)
-    refused(d, d.unmap, address + G, G)
+    assert_refused(d, d.unmap, address + G, G)
     d.finish(2)
     assert d.event_done(second)
     d.unmap(address + G, G)

@@ -345,19 +345,24 @@ def test_a_cache_whose_tokens_were_lost_does_not_grow_before_it_was_released() -
     scene.stand.verify_empty()
 
 
-def test_an_interrupt_in_the_middle_is_taken_back_too() -> None:
-    scene = Commit(40, 0, 2)
+def assert_interrupted(scene, when) -> None:
+    """Interrupt the run at the driver call for which `when(number, name)` holds; there must be one."""
 
     def interrupt(number: int, name: str) -> bool:
-        if name == "set_access":
+        if when(number, name):
             raise KeyboardInterrupt
         return False
 
-    before = scene.state()
     scene.stand.driver.arm(interrupt)
     with pytest.raises(KeyboardInterrupt):
         scene.run()
     scene.stand.driver.arm(None)
+
+
+def test_an_interrupt_in_the_middle_is_taken_back_too() -> None:
+    scene = Commit(40, 0, 2)
+    before = scene.state()
+    assert_interrupted(scene, lambda number, name: name == "set_access")
     assert scene.state() == before
     scene.stand.verify()
     scene.run()
@@ -366,16 +371,7 @@ def test_an_interrupt_in_the_middle_is_taken_back_too() -> None:
 
 def test_an_interrupt_while_giving_back_leaves_the_rest_committed() -> None:
     scene = Decommit(0, 40, 0)
-
-    def interrupt(number: int, name: str) -> bool:
-        if name == "unmap" and number == 2:
-            raise KeyboardInterrupt
-        return False
-
-    scene.stand.driver.arm(interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        scene.run()
-    scene.stand.driver.arm(None)
+    assert_interrupted(scene, lambda number, name: name == "unmap" and number == 2)
     scene.stand.verify()
     assert 0 < scene.arena.mapped_bytes < 6 * G
     scene.run()
@@ -389,16 +385,7 @@ def test_an_interrupt_while_releasing_loses_no_handle(last: int) -> None:
     scene.stand.pool.prefill(5)
     before = scene.stand.driver.num_handles
     releases = iter(range(100))
-
-    def interrupt(number: int, name: str) -> bool:
-        if name == "release_handle" and next(releases) == last:
-            raise KeyboardInterrupt
-        return False
-
-    scene.stand.driver.arm(interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        scene.run()
-    scene.stand.driver.arm(None)
+    assert_interrupted(scene, lambda number, name: name == "release_handle" and next(releases) == last)
     scene.stand.verify()
     assert scene.stand.driver.num_handles == before - last
     assert scene.stand.pool.num_quarantined == 1, "it may be gone"
