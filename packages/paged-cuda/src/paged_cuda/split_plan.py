@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from paged_schema import Call
 
 MAX_SLICES = 1024  # what the schedule kernel keeps in shared memory
+# Of a tile, and of one whose weights have two terms, in the schedule's unit: a third of a tile.
+_TILE_COST, _SLOW_TILE_COST = 3, 5
 
 
 class Tiles(Protocol):
@@ -56,16 +58,16 @@ class Costs:
         """Return the fields of `AttentionParams` for tiles of `kv_tile` rows."""
         return {
             "min_tiles": max(1, self.min_rows // kv_tile),
-            "item_cost": 3 * self.item_rows // kv_tile,
+            "item_cost": _TILE_COST * self.item_rows // kv_tile,
             "slow_tiles": self.slow_rows // kv_tile,
-            "slow_cost": 5,
+            "slow_cost": _SLOW_TILE_COST,
         }
 
     def most(self, tiles: int, kv_tile: int) -> int:
         """Return the largest cost, in thirds of a tile, of an item with up to `tiles` tiles."""
         constants = self.constants(kv_tile)
-        slow = constants["slow_cost"] * min(tiles, constants["slow_tiles"])
-        return constants["item_cost"] + max(slow, 3 * tiles)
+        slow = _SLOW_TILE_COST * min(tiles, constants["slow_tiles"])
+        return constants["item_cost"] + max(slow, _TILE_COST * tiles)
 
 
 @dataclass(frozen=True, slots=True)

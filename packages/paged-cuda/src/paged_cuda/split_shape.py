@@ -57,20 +57,13 @@ class SplitShape:
 
     def signature(self, dtype: ElementType, head_size: int, v_head_size: int) -> KernelSignature:
         """Return the attend kernel of this shape."""
-        constants = (
-            ("HEAD_SIZE", head_size),
-            ("V_HEAD_SIZE", v_head_size),
-            ("ROW_TILE", self.row_tile),
-            ("KV_TILE", self.kv_tile),
-            ("STAGES", self.stages),
+        own = (
             ("K_SPLIT", self.k_split),
             ("PRODUCER_WARPS", self.producer_warps),
             ("CTAS_PER_SM", self.blocks_per_multiprocessor),
             ("REGISTERS", self.registers),
-            ("WEIGHT_TERMS", self.weight_terms),
-            ("SHARED_BYTES", self.shared_bytes(head_size, v_head_size)),
         )
-        return KernelSignature("sm80_latent", dtype, constants)
+        return _signature("sm80_latent", self, dtype, head_size, v_head_size, own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,21 +102,32 @@ class NarrowShape:
 
     def signature(self, dtype: ElementType, head_size: int, v_head_size: int) -> KernelSignature:
         """Return the attend kernel of this shape."""
-        constants = (
-            ("HEAD_SIZE", head_size),
-            ("V_HEAD_SIZE", v_head_size),
-            ("ROW_TILE", self.row_tile),
-            ("KV_TILE", self.kv_tile),
-            ("STAGES", self.stages),
-            ("CONSUMER_WARPS", self.consumer_warps),
-            ("PRODUCER_WARPS", self.producer_warps),
-            ("WEIGHT_TERMS", self.weight_terms),
-            ("SHARED_BYTES", self.shared_bytes(head_size, v_head_size)),
-        )
-        return KernelSignature("sm80_latent_narrow", dtype, constants)
+        own = (("CONSUMER_WARPS", self.consumer_warps), ("PRODUCER_WARPS", self.producer_warps))
+        return _signature("sm80_latent_narrow", self, dtype, head_size, v_head_size, own)
 
 
 Shape = SplitShape | NarrowShape
+
+
+def _signature(
+    kernel: str,
+    shape: Shape,
+    dtype: ElementType,
+    head_size: int,
+    v_head_size: int,
+    own: tuple[tuple[str, int], ...],
+) -> KernelSignature:
+    constants = (
+        ("HEAD_SIZE", head_size),
+        ("V_HEAD_SIZE", v_head_size),
+        ("ROW_TILE", shape.row_tile),
+        ("KV_TILE", shape.kv_tile),
+        ("STAGES", shape.stages),
+        *own,
+        ("WEIGHT_TERMS", shape.weight_terms),
+        ("SHARED_BYTES", shape.shared_bytes(head_size, v_head_size)),
+    )
+    return KernelSignature(kernel, dtype, constants)
 
 
 def padded_head_size(head_size: int, v_head_size: int) -> int:

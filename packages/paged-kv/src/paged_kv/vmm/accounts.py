@@ -7,6 +7,8 @@ wait for no grant, and each is one change under the governor's lock.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from paged_kv.errors import ForeignGrant, GrantOverrun
 from paged_kv.geometry import is_integer
@@ -50,9 +52,7 @@ class HolderAccounts:
             ForeignGrant: not a holder of this governor.
             GrantOverrun: more than are mapped.
         """
-        with self._lock:
-            account = self._account(holder)
-            self._require("unmapped", nbytes, account.mapped)
+        with self._noting("unmapped", holder, nbytes, lambda own: own.mapped) as account:
             account.mapped -= nbytes
             account.moving += nbytes
 
@@ -63,9 +63,7 @@ class HolderAccounts:
             ForeignGrant: not a holder of this governor.
             GrantOverrun: more than are on the way.
         """
-        with self._lock:
-            account = self._account(holder)
-            self._require("pooled", nbytes, account.moving)
+        with self._noting("pooled", holder, nbytes, lambda own: own.moving) as account:
             account.moving -= nbytes
 
     def withdraw(self, holder: Holder, nbytes: int) -> int:
@@ -75,9 +73,7 @@ class HolderAccounts:
             ForeignGrant: not a holder of this governor.
             GrantOverrun: more than are pooled.
         """
-        with self._lock:
-            account = self._account(holder)
-            self._require("withdrawn", nbytes, account.pooled)
+        with self._noting("withdrawn", holder, nbytes, lambda own: own.pooled) as account:
             allowed = max(0, min(nbytes, account.pooled - account.held))
             account.moving += allowed
             return allowed
@@ -89,9 +85,7 @@ class HolderAccounts:
             ForeignGrant: not a holder of this governor.
             GrantOverrun: more than are on the way.
         """
-        with self._lock:
-            account = self._account(holder)
-            self._require("released", nbytes, account.moving)
+        with self._noting("released", holder, nbytes, lambda own: own.moving) as account:
             account.moving -= nbytes
             account.owned -= nbytes
             account.apply_lease(-min(nbytes, max(0, account.allowance - max(account.floor, account.owned))))
@@ -103,9 +97,7 @@ class HolderAccounts:
             ForeignGrant: not a holder of this governor.
             GrantOverrun: more than are on the way.
         """
-        with self._lock:
-            account = self._account(holder)
-            self._require("quarantined", nbytes, account.moving)
+        with self._noting("quarantined", holder, nbytes, lambda own: own.moving) as account:
             account.moving -= nbytes
             account.quarantined += nbytes
 
@@ -115,7 +107,16 @@ class HolderAccounts:
             raise ForeignGrant(f"{holder!r} is no holder of this governor; register it", holder=repr(holder))
         return account
 
-    @staticmethod
-    def _require(what: str, nbytes: int, most: int) -> None:
-        if not is_integer(nbytes) or not 0 <= nbytes <= most:
-            raise GrantOverrun(f"{nbytes!r} bytes {what}; at most {most} can be", given=nbytes, maximum=most)
+    @contextmanager
+    def _noting(
+        self, what: str, holder: Holder, nbytes: int, part: Callable[[Account], int]
+    ) -> Iterator[Account]:
+        """Hold the lock over a change to the holder's account that moves at most `part` of it."""
+        with self._lock:
+            account = self._account(holder)
+            most = part(account)
+            if not is_integer(nbytes) or not 0 <= nbytes <= most:
+                raise GrantOverrun(
+                    f"{nbytes!r} bytes {what}; at most {most} can be", given=nbytes, maximum=most
+                )
+            yield account
