@@ -114,6 +114,8 @@ def test_virtual_and_unknown_architectures_are_refused() -> None:
     for architecture in ("compute_80", "sm_1"):
         with pytest.raises(CompileError):
             compile_kernel(signature, architecture)
+    with pytest.raises(CompileError, match="an empty cubin"):
+        compile_to_cubin('extern "C" __global__ void k() {}', "k.cu", ["--gpu-architecture=compute_80"])
 
 
 class LazyLibrary:
