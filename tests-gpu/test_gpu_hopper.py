@@ -5,8 +5,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from paged_cuda import Bounds, CapturedGraph, DeviceArray, PagedAttention, Stream
-from parity import assert_close, bounds_of, call_of, paths_for, poisoned, reference, upload, verify
+from paged_cuda import CapturedGraph, DeviceArray, PagedAttention, Stream
+from parity import (
+    assert_close,
+    assert_close_but_for_weights,
+    bounds_of,
+    call_of,
+    paths_for,
+    poisoned,
+    reference,
+    run,
+    upload,
+    verify,
+)
 from problems import Case, build
 
 REPLAYS = int(os.environ.get("PAGED_STRESS_REPLAYS", "100000"))
@@ -68,18 +79,36 @@ def test_queries_with_room_between_tokens(heads: int, stream: Stream) -> None:
     assert_close("Hopper: padded queries", "sm90", got, reference(problem))
 
 
+@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize("past", [(700, 333), (18_000,)])
+def test_the_pipeline_on_its_own(block_size: int, past: tuple[int, ...], stream: Stream) -> None:
+    """One-term weights with few keys, and slices long enough to be kept level; the sanitizers run it too."""
+    case = Case((1,) * len(past), past, heads=3, block_size=block_size)
+    require(stream, case)
+    problem = build(case)
+    got = run(problem, stream, "sm90", weight_terms=1)
+    assert_close_but_for_weights("Hopper: pipeline", "sm90", got, reference(problem), case.heads)
+
+
 def test_replays_under_stress_repeat_bit_for_bit(stream: Stream, facts: dict[str, Any]) -> None:
-    """A hundred thousand replays of eight batches in random order, each compared with its batch's first."""
+    """A hundred thousand replays of eight batches in random order, each compared with its batch's first.
+
+    Every other batch has pages smaller than a tile, for which two warps load, and of each kind one has
+    slices long enough to be kept level.
+    """
     rng = np.random.default_rng(11)
-    heads, spread = 64, 2500
-    past = [tuple(int(n) for n in rng.integers(0, spread, 2)) for _ in range(BATCHES)]
-    cases = [Case((1, 1), p, heads=heads, seed=seed) for seed, p in enumerate(past)]
+    heads = 64
+    cases = []
+    for seed in range(BATCHES):
+        spread = 2_500 if seed < BATCHES - 2 else 20_000
+        past = tuple(int(n) for n in rng.integers(spread // 2, spread, 2))
+        cases.append(Case((1, 1), past, heads=heads, block_size=16 if seed % 2 else 64, seed=seed))
     require(stream, cases[0])
     graphs, outputs = [], []
     for case in cases:
         problem = build(case)
         op = PagedAttention(
-            call_of(problem), Bounds(2, 2, spread + 64), device=stream.device, kernel="sm90"
+            call_of(problem), bounds_of(problem), device=stream.device, kernel="sm90"
         ).prepare()
         arrays = upload(problem, stream)
         output = poisoned((2, heads * 512), "bfloat16", stream)

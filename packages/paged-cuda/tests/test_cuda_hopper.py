@@ -271,14 +271,14 @@ def test_maps_follow_the_arrays(hopper: FakeDriver, cubins: CubinCache) -> None:
     assert len(hopper.launched) == launched + 4
 
 
-@pytest.mark.parametrize(("terms", "keys"), [(None, 1023), (1, 0), (2, 2**31 - 1)])
+@pytest.mark.parametrize(("terms", "tiles"), [(None, 1023 // 32), (1, 0), (2, (2**31 - 1) // 32)])
 def test_weights_have_the_terms_asked_for(
-    terms: int | None, keys: int, hopper: FakeDriver, cubins: CubinCache
+    terms: int | None, tiles: int, hopper: FakeDriver, cubins: CubinCache
 ) -> None:
     call = call_of()
     op = operator(hopper, call, cubins, weight_terms=terms)
     op.run(**operands_of(call, op.device), stream=7)
-    assert numbers_of(op).two_term_keys == keys
+    assert op._params.slow_tiles == tiles
 
 
 @pytest.mark.parametrize(

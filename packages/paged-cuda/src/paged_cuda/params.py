@@ -34,6 +34,7 @@ _POINTERS = (
     "request_begin",
     "partial_output",
     "partial_lse",
+    "progress",
 )
 _STRIDES = ("query_stride", "key_stride", "output_stride", "page_stride", "row_stride", "table_stride")
 _INTEGERS = (

@@ -69,7 +69,7 @@ class HopperPath:
                 (shape.threads, 1, 1),
                 shape.shared_bytes(head_size, v_head_size),
                 programmatic=True,
-                maps=MapPlan(shape.kv_tile, slabs_of(head_size, v_head_size), first, width, terms),
+                maps=MapPlan(shape.kv_tile, slabs_of(head_size, v_head_size), first, width),
             )
 
         return split_plan(

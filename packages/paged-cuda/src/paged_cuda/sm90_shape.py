@@ -50,7 +50,7 @@ class HopperShape:
         kept = (-(-head_size // 64) - self.held_slabs) * ROW_TILE * 128
         weights = 2 * (8192 if self.kv_tile == 32 else 16384)
         factors = 2 * 2 * ROW_TILE * 4 + 2 * 4 * 4
-        records, barriers, words = 8 * 64, 8 * (2 * self.stages + 4), 4 * self.stages + 8
+        records, barriers, words = 8 * 64, 8 * (2 * self.stages + 6), 4 * self.stages + 64
         return ring + kept + weights + factors + records + barriers + words
 
     def signature(self, dtype: ElementType, head_size: int, v_head_size: int) -> KernelSignature:

@@ -24,7 +24,6 @@ _INTEGERS = (
     "query_rows",
     "rotary_slab",
     "rotary_slabs",
-    "two_term_keys",
 )
 
 
@@ -53,14 +52,12 @@ class MapPlan:
         cache_slabs: 64-channel slabs of a row in shared memory.
         rotary_first: First channel that append writes to its own rows of rotated channels.
         rotary_width: How many; 0: none.
-        two_term_keys: Items with at most so many keys use two-term weights.
     """
 
     kv_tile: int
     cache_slabs: int
     rotary_first: int
     rotary_width: int
-    two_term_keys: int
 
     def encode(self, maps: TensorMaps, driver: Driver, params: AttentionParams) -> None:
         """Describe the arrays of a run, whose extents and addresses `params` holds already."""
@@ -95,7 +92,6 @@ class MapPlan:
             )
         maps.single_slabs, maps.query_box, maps.query_rows = int(single), box, rows
         maps.rotary_slab, maps.rotary_slabs = first // SLAB_CHANNELS, rotated
-        maps.two_term_keys = self.two_term_keys
 
     def _encode_cache(self, maps: TensorMaps, at: int, driver: Driver, params: AttentionParams) -> None:
         block_size, blocks = 1 << params.block_shift, params.num_blocks

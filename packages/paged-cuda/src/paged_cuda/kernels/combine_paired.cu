@@ -7,7 +7,7 @@
 // lanes of 16 bytes. The parts are fetched into shared memory, as many as fit, all of them under way at once and without a
 // register each: the code stays short, which counts, as it is fetched anew after each attend kernel. A group adds its parts in order
 // with an online rescale, and the groups are added in order.
-// No block fits a multiprocessor beside one of the wgmma kernel: few and large ones start soonest after it.
+// No block fits a multiprocessor beside one of the wgmma kernel.
 //
 // Macros: BF16 V_HEAD_SIZE ROW_TILE COLUMN_PARTS WORKER
 #include "layout/output.cuh"

@@ -1,10 +1,10 @@
 // Cuts the step's work into equal slices, on the device, from the lengths. One block of THREADS threads.
 //
 // Equal slices: each gets ceil(tiles / slices) KV tiles, at least `min_tiles`. A cut costs a partial, so with items
-// of one length the payload is rounded to whole items or to whole fractions of one if that costs under 1/16. With items of
-// several lengths a slice is a share of their cost, in thirds of a tile: an item's own for its query and its output, and that of
+// of one length the payload is rounded to whole items or to whole fractions of one if that costs under 1/16. Else a slice is a
+// share of the items' cost, in thirds of a tile: an item's own for its query and its output, and that of
 // its tiles, of which those of a short item may be slower. Otherwise slices of many short items would end last, and a
-// prefill is full of them. A cut that would leave less than `min_tiles` on one side of it moves to the item's end.
+// prefill is full of them. A cut that would leave less than `min_tiles` on one side of it moves to that end of the item.
 // Fixed split (`chunk` > 0): an item is cut at multiples of `chunk` KV tiles counted from position 0, so how its sums are
 // split depends on its own request alone (batch invariance).
 //
@@ -116,8 +116,8 @@ __device__ __forceinline__ int tile_cost(const AttentionParams& p, int tiles) { 
 
 // Where slice s is cut from the flat list.
 struct Cuts {
-  int payload, total;    // in KV tiles, or in cost where lengths differ
-  int length;            // of equal items, or 0
+  int payload, total;    // in KV tiles where equal items are cut alike, else in cost
+  int length;            // of equal items that are cut alike, or 0
   int pieces;            // that each of them is cut in; 0: slices of whole items
 };
 __device__ __forceinline__ int share(const AttentionParams& p, int total, int least) {
@@ -150,6 +150,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
   let_next_kernel_start();
   if (tid == 0) split_count = 0;
+  if (p.progress && tid < 2) p.progress[tid] = 0;
   __syncthreads();
 
   // Where each request's items begin.
@@ -255,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
     const int s = base + tid;
     const bool here = s <= p.slices;
     const int item = here ? cut_item[s] : items, offset = here ? cut_offset[s] : 0;
-    SliceStart start = {item, offset, s < p.slices ? cut_begin[s + 1] - cut_begin[s] : 0, 0, {}, {}};
+    SliceStart start = {item, offset, s < p.slices ? cut_begin[s + 1] - cut_begin[s] : 0, cut_begin[p.slices], {}, {}};
     if (item < items) start.first = p.items[item];
     if (here) p.starts[s] = start;
     // A slice that starts inside an item, and is the first to do so.

@@ -8,7 +8,8 @@
 //                              take it.
 //   outputs  (warpgroups 1, 2) O += P V, half of the columns each; V is the very tile that was K, read transposed
 //   loading  (warp 12)         walks the slice, issues all copies; where a page fills only part of a tile, each slab of each page is a
-//                              copy of its own, and warp 13 walks along and issues half of them. Their sisters leave at once
+//                              copy of its own, and warp 13 walks along and issues half of them. Warp 14 keeps it level with other
+//                              blocks (sm90/pace.cuh), warp 15 leaves at once
 // With scores on one warpgroup and O on two there is no exchange of P or of maxima between warpgroups, and Q can leave shared
 // memory, which pays for a deep ring of small tiles.
 //
@@ -20,6 +21,7 @@
 //                     are complete, which implies that the scores are. Query tile: two of each score warp.
 //   weights_full[b]   P buffer b written: 4 arrivals, one a score warp  outputs wait
 //   weights_empty[b]  P buffer b read: 8 arrivals                       scores wait
+//   asked, granted    leave to load further tiles: 1 arrival            warp 14, loading wait
 // Fences between the proxies:
 //   P, zeroed rows of a stage and kept query slabs are generic stores that wgmma reads: each storing thread fences, then arrives or
 //   meets the named barrier before anyone issues the wgmma. Stores to a stage precede the fences and arrivals through which
@@ -30,8 +32,8 @@
 // Rows of the cache that the item must not see are never multiplied: unmapped pages arrive as zeros, and rows of a tile before
 // or behind the item's keys are zeroed once landed, as 0 * NaN is NaN. Both are masked in S.
 // The maximum follows a row only when it grew by more than 2^kLazy, so O is seldom rescaled.
-// Weights are rounded to 16 bits for the product with V; an item whose tiles hold at most `two_term_keys` keys adds what rounding
-// left over as a second term, one tile after the other: the outputs are the slower role then. All sums have a fixed order: results repeat bit for bit.
+// Weights are rounded to 16 bits for the product with V; an item of at most `slow_tiles` tiles adds what rounding left over as a
+// second term, one tile after the other: the outputs are the slower role then. All sums have a fixed order: results repeat bit for bit.
 //
 // Macros: BF16 HEAD_SIZE V_HEAD_SIZE KV_TILE STAGES HELD_SLABS SHARED_BYTES, and SCORE_REGISTERS OUTPUT_REGISTERS
 // LOADING_REGISTERS a thread
@@ -48,6 +50,7 @@
 #include "ptx/store_matrix.cuh"
 #include "ptx/tensor_copy.cuh"
 #include "ptx/warpgroup.cuh"
+#include "sm90/pace.cuh"
 
 constexpr int kRows = 64, kThreads = 512;
 constexpr int kQuerySlabs = (HEAD_SIZE + 63) / 64, kHeld = HELD_SLABS, kKept = kQuerySlabs - kHeld;
@@ -71,10 +74,10 @@ constexpr int kGrewOffset = kInverseOffset + 2 * kRows * 4;
 constexpr int kFragmentOffset = kGrewOffset + 2 * kScoreWarps * 4;
 constexpr int kFragmentBytes = 64;
 constexpr int kBarrierOffset = kFragmentOffset + kFragments * kFragmentBytes;
-constexpr int kMappedOffset = kBarrierOffset + 8 * (2 * STAGES + 4);
-constexpr int kStartCount = 2;   // words of a SliceStart: item, offset, count, ..., the item from 4 on
-constexpr int kCountOffset = kMappedOffset + 4 * STAGES;
-constexpr int kSharedBytes = kCountOffset + 8;
+constexpr int kMappedOffset = kBarrierOffset + 8 * (2 * STAGES + 6);
+constexpr int kStartCount = 2, kStartAll = 3, kStartTiles = 10;   // words of a SliceStart: item, offset, count, all, the item from 4 on
+constexpr int kStartOffset = kMappedOffset + 4 * STAGES;
+constexpr int kSharedBytes = kStartOffset + 64;
 
 static_assert(kSharedBytes == SHARED_BYTES, "the host asks for what the kernel lays out");
 static_assert(KV_TILE == 32 || KV_TILE == 64, "tiles that the wrappers know");
@@ -107,6 +110,9 @@ struct Shared {
   __device__ __forceinline__ u32 empty(int s) const { return base + kBarrierOffset + 8 * (STAGES + s); }
   __device__ __forceinline__ u32 weights_full(int b) const { return base + kBarrierOffset + 8 * (2 * STAGES + b); }
   __device__ __forceinline__ u32 weights_empty(int b) const { return base + kBarrierOffset + 8 * (2 * STAGES + 2 + b); }
+  __device__ __forceinline__ u32 asked() const { return base + kBarrierOffset + 8 * (2 * STAGES + 4); }
+  __device__ __forceinline__ u32 granted() const { return base + kBarrierOffset + 8 * (2 * STAGES + 5); }
+  __device__ __forceinline__ int start(int word) const { return load_s32(base + kStartOffset + 4 * word); }
   __device__ __forceinline__ u32 mapped(int s) const { return base + kMappedOffset + 4 * s; }
   __device__ __forceinline__ u32 fragment(int f) const { return base + kFragmentOffset + f % kFragments * kFragmentBytes; }
   __device__ __forceinline__ static int word(u32 fragment, Word w) { return load_s32(fragment + 4 * w); }
@@ -246,6 +252,7 @@ __device__ __forceinline__ void load(const AttentionParams& p, const TensorMaps&
     for (int q = 0; q < kQueryStages; q++) {
       barrier_wait(shared.empty(ring.stage), ring.phase);
       if (!kLead) {
+        __syncwarp();
         if (lane_now() == 0) barrier_arrive(shared.full(ring.stage));
       } else {
         if (q == 0) describe(walk, shared.fragment(fragment), stop - walk.tile, fragment == 0);
@@ -278,6 +285,7 @@ __device__ __forceinline__ void load(const AttentionParams& p, const TensorMaps&
       if (new_chunk) walk.look_ahead();
       walk.left--;
       walk.tile++;
+      if (kLead) ask_leave(shared.start(kStartCount), walk.left, shared.asked(), shared.granted(), lane_now() == 0);
       new_chunk = walk.chunk_of(walk.tile) != walk.chunk_of(walk.tile - 1);
       if (new_chunk && walk.tile < walk.tile_end) walk.pages = walk.pages_ahead;
     }
@@ -605,7 +613,7 @@ __device__ __forceinline__ void score_one_term(Scorer& x, u32 fragment, const u3
   }
 }
 
-__device__ __forceinline__ void score(const AttentionParams& p, const TensorMaps& maps, const Shared& shared, int thread) {
+__device__ __forceinline__ void score(const AttentionParams& p, const Shared& shared, int thread) {
   const int lane = thread & 31, warp = thread >> 5;
   const float factor = p.softcap > 0.f ? 2.f * kLog2E * p.scale / p.softcap : p.scale * kLog2E;
   const bool ordered = !(p.softcap > 0.f) && factor > 1e-12f && factor < 1e12f;
@@ -626,7 +634,7 @@ __device__ __forceinline__ void score(const AttentionParams& p, const TensorMaps
     if (p.local_window_size > 0)
       kv_begin = visible_begin(Shared::word(fragment, kPast) + (u32)(Shared::word(fragment, kFirst) - blockIdx.x * kRows) / (u32)p.num_heads,
                                p.local_window_size);
-    if (Shared::word(fragment, kItemTiles) * KV_TILE <= maps.two_term_keys) score_two_terms(x, fragment, query, kept, keys_base, kv_begin);
+    if (Shared::word(fragment, kItemTiles) <= p.slow_tiles) score_two_terms(x, fragment, query, kept, keys_base, kv_begin);
     else score_one_term(x, fragment, query, kept, keys_base, kv_begin);
   }
 }
@@ -719,7 +727,7 @@ __device__ __forceinline__ void store_partial(const AttentionParams& p, const fl
   partial_facts(p, at + 8, half)[1] = partial_scale(most1) * inverse1;
 }
 
-__device__ __forceinline__ void attend(const AttentionParams& p, const TensorMaps& maps, const Shared& shared, int half, int warp, int lane) {
+__device__ __forceinline__ void attend(const AttentionParams& p, const Shared& shared, int half, int warp, int lane) {
   const int row = warp * 16 + (lane >> 2), first_column = half * kColumns;
   wait_for_previous_kernels();
   const u64 weights_base = matrix_descriptor(shared.base + kWeightOffset, 16);
@@ -736,7 +744,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const TensorMap
     for (int q = 0; q < kQueryStages; q++) ring.advance();
     barrier_wait(shared.weights_full(buffers.buffer), buffers.phase);   // the record was there before the scores
     const int tiles = Shared::word(fragment, kTiles);
-    const bool two_terms = Shared::word(fragment, kItemTiles) * KV_TILE <= maps.two_term_keys;
+    const bool two_terms = Shared::word(fragment, kItemTiles) <= p.slow_tiles;
     last = Shared::word(fragment, kLast);
 #pragma unroll 1
     for (int t = 0; t < tiles; t++) {
@@ -794,6 +802,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
       barrier_init(shared.weights_full(b), kScoreWarps);
       barrier_init(shared.weights_empty(b), kOutputWarps);
     }
+    barrier_init(shared.asked(), 1);
+    barrier_init(shared.granted(), 1);
     publish_barriers();
   }
   if (thread == 384) {
@@ -806,11 +816,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
   int start_word = 0;
   if (thread >= 384 && thread < 448) {
     start_word = ((const i32*)(p.starts + blockIdx.y))[thread & 15];
-    if (thread == 384 + kStartCount) store_s32(shared.base + kCountOffset, start_word);
+    if (thread < 400) store_s32(shared.base + kStartOffset + 4 * (thread & 15), start_word);
   }
   __syncthreads();
-  if (load_s32(shared.base + kCountOffset) == 0) {
+  if (shared.start(kStartCount) == 0) {
     wait_for_previous_kernels();
+    if (thread == 0) start_block(p);
     return;
   }
   if (thread >= 384) {
@@ -818,11 +829,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
     const int warp = __shfl_sync(~0u, thread >> 5, 0);
     if (warp == 12) load<true>(p, maps, shared, start_word);
     else if (warp == 13 && 1 << p.block_shift < KV_TILE) load<false>(p, maps, shared, start_word);
+    else if (warp == 14) {
+      wait_for_previous_kernels();
+      if (lane_now() == 0)
+        grant_leave(p, shared.start(kStartCount), shared.start(kStartAll) * gridDim.x, shared.start(kStartTiles) > p.slow_tiles, shared.asked(), shared.granted());
+    }
   } else if (thread < 128) {
     set_registers<SCORE_REGISTERS>();
-    score(p, maps, shared, thread);
+    score(p, shared, thread);
   } else {
     set_registers<OUTPUT_REGISTERS>();
-    attend(p, maps, shared, (thread >> 7) - 1, thread >> 5 & 3, thread & 31);
+    attend(p, shared, (thread >> 7) - 1, thread >> 5 & 3, thread & 31);
   }
 }

@@ -3,7 +3,7 @@
 //
 // A value is a 16-bit integer times a scale of its row and its half of the columns, the largest magnitude there over 32,767: off by at
 // most 2^-16 of that magnitude, about what two-term weights leave as well. A value that is not finite makes its half of the row not a
-// number; rows of values under 1e-34 are zeros.
+// number; a half of values under 1e-34 is zeros.
 // Sixteen rows of a tile lie together: (16 columns, lane of a warp, four words). Lane 4 i + j has rows i and i + 8 and of each eight
 // columns those from 2 j on: words are (first eight, row i), (first eight, row i + 8), (last eight, i), (last eight, i + 8).
 // Beside them, for each row and half: the log-sum-exp (base 2) and the scale.

@@ -27,6 +27,7 @@ struct AttentionParams {
   i32* request_begin;          // (batch): items before a request
   float* partial_output;       // (slots, row_tiles, ROW_TILE, padded v_head_size), each divided by its own sum
   float* partial_lse;          // (slots, row_tiles, ROW_TILE), base 2; of sm90 both are as layout/paired_partial.cuh says
+  u32* progress;               // (2): see sm90/pace.cuh
 
   i64 query_stride;   // token to token
   i64 key_stride;     // token to token

@@ -20,7 +20,7 @@ struct SliceStart {
   i32 item;      // item at which the slice starts
   i32 offset;    // KV tiles of that item which belong to earlier slices
   i32 count;     // KV tiles of the slice; 0: nothing to do
-  i32 pad;
+  i32 all;       // KV tiles of all slices
   Item first;    // a copy, so that one read tells a CTA all that it needs
   i32 pad_to_64[4];
 };

@@ -19,5 +19,4 @@ struct alignas(64) TensorMaps {
   i32 query_rows;           // packed rows of a plane of the query: all of the call, or one token's heads
   i32 rotary_slab;          // first slab of 64 channels that comes from query_rotary
   i32 rotary_slabs;         // how many do; 0: none
-  i32 two_term_keys;        // items with at most so many keys, in whole tiles, multiply V with two-term weights
 };
