@@ -42,6 +42,18 @@ class Group:
     values: int = 0
     differing: int = 0
 
+    def add(self, other: Group) -> None:
+        """Take in what another process measured."""
+        self.runs += other.runs
+        self.kernels |= other.kernels
+        self.dtypes |= other.dtypes
+        self.max_abs = max(self.max_abs, other.max_abs)
+        self.max_units = max(self.max_units, other.max_units)
+        self.max_cosine = max(self.max_cosine, other.max_cosine)
+        self.max_lse = max(self.max_lse, other.max_lse)
+        self.values += other.values
+        self.differing += other.differing
+
     def to_dict(self) -> dict[str, object]:
         """Return plain data."""
         return {**self.__dict__, "kernels": sorted(self.kernels), "dtypes": sorted(self.dtypes)}

@@ -1,12 +1,17 @@
-"""Random calls inside the contract against the oracle, a fixed number of them, fresh in every run."""
+"""Random calls inside the contract against the oracle, a fixed number of them, fresh in every run.
+
+The oracle takes nearly all of the time, so several processes share them.
+"""
 
 import os
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from paged_cuda import Stream
-from parity import verify
+from parity import GROUPS, Group, verify
 from problems import Case, build
 
 # Each pair costs a compilation, so the random calls share these; `test_head_sizes` has more.
@@ -24,6 +29,7 @@ HEAD_SIZES = [
     (8, 1),
 ]
 EXAMPLES = int(os.environ.get("PAGED_PARITY_EXAMPLES", "2000"))
+PROCESSES = min(8, os.cpu_count() or 1)
 
 
 @st.composite
@@ -62,10 +68,11 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-def test_random_calls(stream: Stream, facts: dict[str, Any]) -> None:
-    done = 0
+def run_share(examples: int) -> tuple[int, dict[str, Group]]:
+    """Run so many random calls in this process, and return how many there were and what was measured."""
+    stream, done = Stream(0), 0
 
-    @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(case=cases())
     def check(case: Case) -> None:
         nonlocal done
@@ -73,5 +80,15 @@ def test_random_calls(stream: Stream, facts: dict[str, Any]) -> None:
         done += 1
 
     check()
+    return done, GROUPS
+
+
+def test_random_calls(stream: Stream, facts: dict[str, Any]) -> None:
+    done = 0
+    with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
+        for share, groups in pool.map(run_share, [-(-EXAMPLES // PROCESSES)] * PROCESSES):
+            done += share
+            for name, group in groups.items():
+                GROUPS.setdefault(name, Group()).add(group)
     facts["random calls"] = done
     assert done >= EXAMPLES

@@ -80,15 +80,12 @@ class Partials:
             after the other in float32.
         threads: Of a block of the combine kernel.
         blocks: How many of them a multiprocessor is to be given.
-        blocks_whole: The same where the largest batch is shared out in whole items, of which nothing is left to
-            merge: a list's end is sooner found by few.
     """
 
     combine: str = "combine"
     paired: bool = False
     threads: int = 128
     blocks: int = 2  # one waits beside attend, one comes after it
-    blocks_whole: int = 2
 
     @property
     def row_bytes(self) -> tuple[int, int]:
@@ -102,7 +99,7 @@ class Partials:
 
 ROW_PARTIALS = Partials()
 # No block of the combine kernel fits beside one of wgmma. Half as many threads were slower where all is cut.
-PAIRED_PARTIALS = Partials("combine_paired", paired=True, threads=256, blocks_whole=1)
+PAIRED_PARTIALS = Partials("combine_paired", paired=True, threads=256)
 
 
 def padded_v_head_size(v_head_size: int) -> int:
@@ -237,10 +234,7 @@ def split_plan(
         programmatic=True,
         schedule=True,
     )
-    # Equal items are not cut where rounding a slice to whole ones costs at most a 16th (kernels/schedule.cu).
-    whole_items = -(-bounds.max_batch // sizes.slices) * sizes.slices
-    whole = 16 * (whole_items - bounds.max_batch) <= bounds.max_batch and not sizes.chunk
-    combine_blocks = (partials.blocks_whole if whole else partials.blocks) * multiprocessors
+    combine_blocks = partials.blocks * multiprocessors
     lines = sizes.cut_items * partials.lines(sizes.item_rows)
     merge = CombineShape.of(lines, v_head_size, combine_blocks, partials.threads)
     combine = LaunchSpec(
