@@ -82,7 +82,7 @@ def test_queries_with_room_between_tokens(heads: int, stream: Stream) -> None:
 @pytest.mark.parametrize("block_size", [16, 64])
 @pytest.mark.parametrize("past", [(700, 333), (18_000,)])
 def test_the_pipeline_on_its_own(block_size: int, past: tuple[int, ...], stream: Stream) -> None:
-    """One-term weights with few keys, and slices long enough to be kept level; the sanitizers run it too."""
+    """One-term weights with few keys, and slices long enough to be compared; the sanitizers run it too."""
     case = Case((1,) * len(past), past, heads=3, block_size=block_size)
     require(stream, case)
     problem = build(case)
@@ -93,8 +93,8 @@ def test_the_pipeline_on_its_own(block_size: int, past: tuple[int, ...], stream:
 def test_replays_under_stress_repeat_bit_for_bit(stream: Stream, facts: dict[str, Any]) -> None:
     """A hundred thousand replays of eight batches in random order, each compared with its batch's first.
 
-    Every other batch has pages smaller than a tile, for which two warps load, and of each kind one has
-    slices long enough to be kept level.
+    Every other batch has pages smaller than a tile, for which two warps load. Slices are of about ten tiles,
+    in which one to three asks for leave are compared with the other blocks.
     """
     rng = np.random.default_rng(11)
     heads = 64

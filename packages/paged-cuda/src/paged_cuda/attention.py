@@ -54,9 +54,9 @@ class PagedAttention:
             in any batch; by default the step is split evenly over the GPU.
         weight_terms: 2 multiplies the values with float32-like softmax weights, as ONNX Runtime does; 1
             rounds the weights to the element type first, as FlashAttention does, which is faster where the
-            tensor cores are the limit. By default `sm80` takes two, and `sm90` two for rows with fewer than
-            1,024 keys and one beyond, where the roundings of many keys average out. The baseline does not
-            round.
+            tensor cores are the limit. By default `sm80` takes two, and `sm90` two for rows with at most
+            992 keys (960 with tiles of 64) and one beyond, where the roundings of many keys average out. The
+            baseline does not round.
         workspace: Scratch memory shared with other operators of the same stream; by default its own.
         cache: Where cubins are kept; by default the user's cache folder.
         debug: Use kernels that count violations only the device can see; read them with `violations`.

@@ -17,7 +17,9 @@ from paged_cuda.tensor_maps import SLAB_CHANNELS, MapPlan
 if TYPE_CHECKING:
     from paged_schema import Call
 
-TWO_TERM_KEYS = 1023  # of an item, up to which the default adds the second term of the weights
+# Of an item, up to which the default adds the second term of the weights: whole tiles of 32. With tiles of 64
+# it is 960.
+TWO_TERM_KEYS = 992
 _MIN_ROWS, _ITEM_ROWS = 128, 192
 # From how many query rows of a request on this path is faster than `sm80`, by padded value columns: what the
 # records h200-standard-sm80.json and h200-standard-sm90.json show; a test holds it to them.
