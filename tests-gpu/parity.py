@@ -284,7 +284,9 @@ def compare_lse(got: Array, want: Array) -> float:
     return float(error.max(initial=0.0))
 
 
-def verify(group: str, problem: Problem, stream: Stream, *, kernels: tuple[str, ...] | None = None) -> None:
+def assert_parity(
+    group: str, problem: Problem, stream: Stream, *, kernels: tuple[str, ...] | None = None
+) -> None:
     """Run every path that takes the problem and compare each with the oracle."""
     want = reference(problem)
     if kernels:

@@ -7,6 +7,7 @@ import pytest
 from paged_cuda import DeviceArray, PagedAttention, Stream
 from parity import (
     assert_close,
+    assert_parity,
     bits,
     bounds_of,
     call_of,
@@ -16,7 +17,6 @@ from parity import (
     run,
     run_with,
     upload,
-    verify,
 )
 from problems import WILD, Case, Problem, build
 
@@ -36,32 +36,32 @@ def test_ids_outside_the_cache_are_masked_and_not_written(value: int | str, stre
     block = problem.inputs["key_cache"].shape[0] if isinstance(value, str) else value
     # The second page of the first sequence is read; the only page of the second is read and written.
     changed = with_values(problem, "block_table", {(0, 1): block, (1, 0): block})
-    verify("ids out of range", changed, stream)
+    assert_parity("ids out of range", changed, stream)
 
 
 def test_slots_outside_the_cache_are_not_written(stream: Stream) -> None:
     problem = build(Case(**{**BASE.__dict__, "slots": True}))
     slots = problem.inputs["key_cache"].shape[0] * 16
     changed = with_values(problem, "slot_mapping", {0: slots, 1: -1, 2: -(2**31), 3: 2**31 - 1, 4: slots + 5})
-    verify("slots out of range", changed, stream)
+    assert_parity("slots out of range", changed, stream)
 
 
 def test_tokens_that_no_sequence_owns_are_zero(stream: Stream) -> None:
     for starts in ([0, 1, 3, 3], [0, 0, 0, 0], [2, 3, 5, 7], [0, 1, 6, 20], [-4, 1, 6, 9], [9, 9, 9, 9]):
         changed = build(BASE).changed(cumulative_sequence_length=np.array(starts, np.int32))
-        verify("tokens outside sequences", changed, stream)
+        assert_parity("tokens outside sequences", changed, stream)
 
 
 def test_a_negative_past_silences_its_sequence(stream: Stream) -> None:
     for past in (-1, -(2**31)):
-        verify("negative past", with_values(build(BASE), "past_seqlens", {1: past}), stream)
+        assert_parity("negative past", with_values(build(BASE), "past_seqlens", {1: past}), stream)
 
 
 def test_positions_without_rotary_rows_are_silent(stream: Stream) -> None:
     problem = build(BASE)
     for rows in (1, 2, 71):
         tables = {name: problem.inputs[name][:rows] for name in ("cos_cache", "sin_cache")}
-        verify("positions beyond the rotary tables", problem.changed(**tables), stream)
+        assert_parity("positions beyond the rotary tables", problem.changed(**tables), stream)
 
 
 def test_empty_rotary_tables_silence_everything(stream: Stream) -> None:
@@ -76,7 +76,7 @@ def test_empty_rotary_tables_silence_everything(stream: Stream) -> None:
 def test_positions_beyond_the_table_are_masked(stream: Stream) -> None:
     problem = build(BASE)
     for columns in (0, 1, 3):
-        verify(
+        assert_parity(
             "positions beyond the table",
             problem.changed(block_table=problem.inputs["block_table"][:, :columns].copy()),
             stream,

@@ -9,6 +9,7 @@ from paged_cuda import CapturedGraph, DeviceArray, PagedAttention, Stream
 from parity import (
     assert_close,
     assert_close_but_for_weights,
+    assert_parity,
     bounds_of,
     call_of,
     paths_for,
@@ -16,7 +17,6 @@ from parity import (
     reference,
     run,
     upload,
-    verify,
 )
 from problems import Case, build
 
@@ -50,7 +50,7 @@ def test_rotated_slabs_wherever_they_lie(
         (1, 3), (past, 90), "bfloat16", heads, *sizes, rotary_dim=width, rotary_offset=offset, seed=heads
     )
     require(stream, case)
-    verify("Hopper: rotary", build(case), stream, kernels=("sm90",))
+    assert_parity("Hopper: rotary", build(case), stream, kernels=("sm90",))
 
 
 @pytest.mark.parametrize("heads", [3, 12, 16, 40, 64, 100])

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from paged_cuda import Stream
-from parity import GROUPS, Group, verify
+from parity import GROUPS, Group, assert_parity
 from problems import Case, build
 
 # Each pair costs a compilation, so the random calls share these; `test_head_sizes` has more.
@@ -77,7 +77,7 @@ def run_share(examples: int) -> tuple[int, dict[str, Group]]:
     @given(case=cases())
     def check(case: Case) -> None:
         nonlocal done
-        verify("random calls", build(case), stream)
+        assert_parity("random calls", build(case), stream)
         done += 1
 
     check()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from paged_cuda import Bounds, DeviceArray, PagedAttention, Stream
 from paged_cuda.workspace import Workspace
-from parity import call_of, paths_for, poison_workspace, poisoned, run, upload, verify
+from parity import assert_parity, call_of, paths_for, poison_workspace, poisoned, run, upload
 from problems import Case, build
 
 DTYPES = ("bfloat16", "float16")
@@ -55,13 +55,13 @@ def test_lengths_around_page_and_tile(dtype: str, block_size: int, stream: Strea
         {block_size - 1, block_size, block_size + 1, 31, 32, 33, 63, 64, 65, 127, 128, 129, 2 * block_size}
     )
     case = Case((1,) * len(edges), tuple(edge - 1 for edge in edges), dtype, heads=3, block_size=block_size)
-    verify("page and tile edges", build(case), stream)
+    assert_parity("page and tile edges", build(case), stream)
 
 
 @pytest.mark.parametrize("heads", [1, 3, 8, 12, 16, 20, 24, 40, 48, 63, 64, 96, 126, 128, 1024])
 def test_head_counts(heads: int, stream: Stream) -> None:
     case = Case((1, 2), (70, 5), heads=heads, head_size=192, v_head_size=128, seed=heads)
-    verify("head counts", build(case), stream)
+    assert_parity("head counts", build(case), stream)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -69,26 +69,26 @@ def test_head_counts(heads: int, stream: Stream) -> None:
 def test_head_sizes(dtype: str, name: str, stream: Stream) -> None:
     for block_size in (16, 64):
         case = Case((1, 3, 0, 17), (130, 20, 7, 0), dtype, heads=5, block_size=block_size, **DIMS[name])
-        verify(f"head sizes: {name}", build(case), stream)
+        assert_parity(f"head sizes: {name}", build(case), stream)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", MODES)
 def test_modes(dtype: str, name: str, stream: Stream) -> None:
     case = Case((1, 7, 0, 12, 2), (140, 0, 131, 65, 63), dtype, **{"heads": 4, **MODES[name]})
-    verify(f"modes: {name}", build(case), stream)
+    assert_parity(f"modes: {name}", build(case), stream)
 
 
 @pytest.mark.parametrize("q", [1, 2, 3, 4, 5, 6, 7, 8, 16, 63, 64, 65])
 def test_query_lengths(q: int, stream: Stream) -> None:
     """Speculative rows and prefill: each token sees up to itself."""
     case = Case((q, 1, q), (0, 33, 100), heads=4, head_size=192, v_head_size=128, seed=q)
-    verify("query lengths", build(case), stream)
+    assert_parity("query lengths", build(case), stream)
 
 
 @pytest.mark.parametrize(("heads", "q"), [(16, 4), (16, 5), (13, 5), (80, 1), (1, 64), (1, 65), (1, 80)])
 def test_row_counts_around_a_tile(heads: int, q: int, stream: Stream) -> None:
-    verify("rows 64, 65, 80", build(Case((q, q), (200, 0), heads=heads)), stream)
+    assert_parity("rows 64, 65, 80", build(Case((q, q), (200, 0), heads=heads)), stream)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -99,25 +99,25 @@ def test_empty_sequences_everywhere(dtype: str, stream: Stream) -> None:
         ((0,), (0,)),
         ((1, 0), (0, 0)),
     ):
-        verify("empty sequences", build(Case(q, past, dtype, heads=4)), stream)
+        assert_parity("empty sequences", build(Case(q, past, dtype, heads=4)), stream)
 
 
 def test_imbalanced_lengths(stream: Stream) -> None:
     case = Case((1, 1, 1, 1), (4640, 45117, 1729, 1695), heads=4)
-    verify("imbalanced lengths", build(case), stream)
+    assert_parity("imbalanced lengths", build(case), stream)
 
 
 def test_a_long_prefill_mixed_with_decode(stream: Stream) -> None:
     case = Case((300, 1, 1, 40), (0, 700, 63, 600), heads=8, head_size=192, v_head_size=128)
-    verify("prefill and decode", build(case), stream)
+    assert_parity("prefill and decode", build(case), stream)
 
 
 @pytest.mark.parametrize("heads", [1, 16])
 def test_a_long_sequence_alone_and_in_a_crowd(heads: int, stream: Stream) -> None:
     """Each slice of one sequence, and one sequence that is longer than all others together."""
     shape = {"heads": heads, "head_size": 192, "v_head_size": 128}
-    verify("long sequences", build(Case((1,), (131_071,), **shape)), stream)
-    verify("long sequences", build(Case((1,) * 128, (65_535, *range(127)), **shape)), stream)
+    assert_parity("long sequences", build(Case((1,), (131_071,), **shape)), stream)
+    assert_parity("long sequences", build(Case((1,) * 128, (65_535, *range(127)), **shape)), stream)
 
 
 def test_more_sequences_than_the_schedule_keeps_in_shared_memory(stream: Stream) -> None:
@@ -125,13 +125,13 @@ def test_more_sequences_than_the_schedule_keeps_in_shared_memory(stream: Stream)
         past = tuple(n % 19 for n in range(batch))
         q = tuple(int(n % 7 != 3) for n in range(batch))
         case = Case(q, past, heads=2, head_size=64, v_head_size=64, rotary_dim=16, block_size=16)
-        verify("many sequences", build(case), stream)
+        assert_parity("many sequences", build(case), stream)
 
 
 def test_full_tables_of_whole_pages(stream: Stream) -> None:
     """Every sequence ends with its table's last row."""
     case = Case((1, 4, 64), (127, 124, 64), heads=8, block_size=32, spare_columns=0, spare_blocks=0)
-    verify("tables exactly full", build(case), stream)
+    assert_parity("tables exactly full", build(case), stream)
 
 
 def test_empty_sequences_with_unmapped_pages(stream: Stream) -> None:
@@ -139,7 +139,7 @@ def test_empty_sequences_with_unmapped_pages(stream: Stream) -> None:
         problem = build(Case(q, (0, 40, 70), heads=4, block_size=16))
         table = problem.inputs["block_table"].copy()
         table[[0, 2]] = -1
-        verify("empty sequences on no page", problem.changed(block_table=table), stream)
+        assert_parity("empty sequences on no page", problem.changed(block_table=table), stream)
 
 
 def test_lengths_that_fall_are_no_fault(stream: Stream) -> None:
@@ -161,7 +161,7 @@ def test_equal_long_sequences_whose_last_piece_is_short(
 ) -> None:
     """Their cuts were once put behind the end of a sequence, into the next one."""
     case = Case((1,) * batch, (past,) * batch, heads=heads, head_size=192, v_head_size=128)
-    verify("equal long sequences", build(case), stream)
+    assert_parity("equal long sequences", build(case), stream)
 
 
 def test_lengths_beyond_the_bounds_stay_inside_the_workspace(stream: Stream) -> None:

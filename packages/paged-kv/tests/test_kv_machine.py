@@ -61,6 +61,7 @@ class KvMachine(RuleBasedStateMachine):
     def act(self, data: st.DataObject) -> None:
         self.choices.data = data
         self.driver.act()
+        self.driver.assert_agreement()
 
 
 KvMachine.TestCase.settings = settings(
@@ -87,3 +88,4 @@ def test_long_walks_agree_with_the_model(seed: int) -> None:
     )
     for _ in range(200):
         driver.act()
+        driver.assert_agreement()

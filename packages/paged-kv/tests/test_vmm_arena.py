@@ -74,7 +74,7 @@ def test_a_commit_is_create_map_access_zero_record_in_that_order() -> None:
         *(("fill", (start, 0, 3 * G, 7)) for start in starts),
         ("record_event", (arena._ready, 7)),
     ]
-    stand.verify()
+    stand.assert_consistent()
     assert arena.mapped_bytes == arena.attributed_bytes == 6 * G
 
 
@@ -83,7 +83,7 @@ def test_a_run_across_bindings_gets_one_access() -> None:
     arena = arena_of(stand, 4, BasePlacement.PACKED)
     assert commit(arena, 64).runs == 1
     assert names(stand).count("set_access") == names(stand).count("fill") == 1
-    stand.verify()
+    stand.assert_consistent()
 
 
 def test_committing_again_does_nothing() -> None:
@@ -95,7 +95,7 @@ def test_committing_again_does_nothing() -> None:
         outcome = commit(arena, tokens)
         assert (outcome.billed_bytes, outcome.granted) == (0, False)
     assert stand.driver.log == []
-    stand.verify()
+    stand.assert_consistent()
 
 
 def test_neighbours_share_granules_and_the_last_one_gives_them_back() -> None:
@@ -106,13 +106,13 @@ def test_neighbours_share_granules_and_the_last_one_gives_them_back() -> None:
     commit(arena, 3)
     assert arena.mapped_bytes == 3 * G
     assert arena.attributed_bytes == 10 * G
-    stand.verify()
+    stand.assert_consistent()
     decommit(arena, 1)
-    stand.verify()
+    stand.assert_consistent()
     assert decommit(arena, 0).refunded_bytes + arena.mapped_bytes <= 3 * G
     assert arena.mapped_bytes == 0
     arena.close()
-    stand.verify_empty()
+    stand.assert_empty()
 
 
 def test_handles_come_from_the_pool_first() -> None:
@@ -120,18 +120,18 @@ def test_handles_come_from_the_pool_first() -> None:
     arena = arena_of(stand)
     assert stand.pool.prefill(4) == 4
     assert stand.pool.prefill(4) == 0
-    stand.verify()
+    stand.assert_consistent()
     assert commit(arena, 17).created == 2
     assert stand.pool.count == 0
-    stand.verify()
+    stand.assert_consistent()
     outcome = decommit(arena, 0)
     assert (outcome.refunded_bytes, outcome.pooled, stand.driver.num_handles) == (6 * G, 3, 3)
-    stand.verify()
+    stand.assert_consistent()
     assert stand.pool.trim(1) == 2
-    stand.verify()
+    stand.assert_consistent()
     arena.close()
     stand.pool.close()
-    stand.verify_empty()
+    stand.assert_empty()
 
 
 def test_a_pool_keeps_no_more_than_it_retains() -> None:
@@ -141,7 +141,7 @@ def test_a_pool_keeps_no_more_than_it_retains() -> None:
     stand.pool.prefill(3)
     assert decommit(arena, 0) == DecommitOutcome(6 * G, pooled=1)
     assert (stand.pool.count, stand.driver.num_handles) == (4, 4)
-    stand.verify()
+    stand.assert_consistent()
 
 
 def test_a_pool_makes_room_for_another_holder() -> None:
@@ -153,7 +153,7 @@ def test_a_pool_makes_room_for_another_holder() -> None:
         assert (grant.sources.unassigned, grant.sources.reserved) == (3 * G - 1, 3 * G - 1)
     assert stand.pool.count == 7
     assert stand.governor.account(stand.holder).owned == 7 * G == stand.driver.num_handles * G
-    stand.verify()
+    stand.assert_consistent()
 
 
 def test_a_refusal_changes_nothing() -> None:
@@ -162,7 +162,7 @@ def test_a_refusal_changes_nothing() -> None:
     refused = commit(arena, 17)
     assert refused == AdmissionRefused(6 * G, 5 * G, 5 * G, stand.holder.tier, "cache")
     assert arena.mapped_bytes == 0
-    stand.verify()
+    stand.assert_consistent()
     assert commit(arena, 16).billed_bytes == 4 * G
 
 
@@ -178,17 +178,17 @@ def test_a_grant_of_the_caller() -> None:
         assert caught.value.numbers == {"granted": 5 * G, "needed": 6 * G}
         with pytest.raises(GrantOpen):
             arena.commit(plan)
-    stand.verify()
+    stand.assert_consistent()
     with stand.governor.grant(stand.holder, 9 * G) as grant:
         assert arena.commit(plan, grant=grant).billed_bytes == 6 * G
         assert not grant.is_open
         with pytest.raises(GrantSettled):
             arena.commit(arena.planner.plan(arena.table, 64), grant=grant)
-    stand.verify()
+    stand.assert_consistent()
     with stand.governor.grant(stand.holder, G) as nothing:
         assert commit(arena, 17, grant=nothing).billed_bytes == 0
         assert not nothing.is_open
-    stand.verify()
+    stand.assert_consistent()
 
 
 def test_handles_that_a_grant_counts_on_are_not_trimmed() -> None:
@@ -198,7 +198,7 @@ def test_handles_that_a_grant_counts_on_are_not_trimmed() -> None:
     with stand.governor.grant(stand.holder, 6 * G) as grant:
         assert stand.pool.trim() == 1
         assert commit(arena, 17, grant=grant).created == 0
-    stand.verify()
+    stand.assert_consistent()
 
 
 def test_a_pool_that_does_not_have_what_its_account_says() -> None:
@@ -212,7 +212,7 @@ def test_a_pool_that_does_not_have_what_its_account_says() -> None:
     assert caught.value.numbers == {"needed": 6 * G, "granted": 0}
     assert arena.mapped_bytes == 0
     other.close()
-    stand.verify()
+    stand.assert_consistent()
     assert commit(arena, 17).created == 6
 
 
@@ -227,7 +227,7 @@ def test_plans_that_are_old_or_another_arenas() -> None:
             arena.commit(plan)
         with pytest.raises(ForeignPlan):
             arena.decommit(shrink)
-    stand.verify()
+    stand.assert_consistent()
 
 
 def test_beyond_the_reservation_and_unknown_bindings() -> None:
@@ -276,7 +276,7 @@ def test_foreign_handles_and_handles_given_twice() -> None:
     with pytest.raises(ForeignHandle):
         stand.pool.put_back(taken)
     stand.pool.close()
-    stand.verify_empty()
+    stand.assert_empty()
 
 
 def test_nothing_is_mapped_by_the_thread_that_captures() -> None:
@@ -303,7 +303,7 @@ def test_nothing_is_mapped_by_the_thread_that_captures() -> None:
                 call()
         arena.fence.record(2)  # another stream
         stand.driver.end_capture(1)
-    stand.verify()
+    stand.assert_consistent()
     assert arena.fence.busy() == ()
     assert arena.commit(plan).billed_bytes > 0
 
@@ -325,7 +325,7 @@ def test_another_threads_commit_waits_for_the_capture() -> None:
         stand.driver.end_capture(1)
     thread.join()
     assert done.is_set()
-    stand.verify()
+    stand.assert_consistent()
 
 
 def test_nothing_is_unmapped_under_work_in_flight() -> None:
@@ -342,14 +342,14 @@ def test_nothing_is_unmapped_under_work_in_flight() -> None:
         assert caught.value.numbers == {"streams": (3,)}
     assert commit(arena, 24).billed_bytes == 0
     assert commit(arena, 25).billed_bytes == 2 * G, "mapping needs no waiting"
-    stand.verify()
+    stand.assert_consistent()
     stand.driver.finish(3)
     assert decommit(arena, 0).complete
     stand.driver.launch(3)
     arena.fence.record(3)
     arena.wait_idle()
     arena.close()
-    stand.verify_empty()
+    stand.assert_empty()
 
 
 def test_nothing_is_unmapped_while_it_is_still_being_zeroed() -> None:
@@ -360,10 +360,10 @@ def test_nothing_is_unmapped_while_it_is_still_being_zeroed() -> None:
     with pytest.raises(WorkInFlight) as caught:
         decommit(arena, 0)
     assert caught.value.numbers == {"streams": (6,)}
-    stand.verify()
+    stand.assert_consistent()
     arena.wait_idle()
     assert decommit(arena, 0).complete
-    stand.verify()
+    stand.assert_consistent()
 
 
 def test_a_launch_that_could_not_be_recorded_counts_as_busy() -> None:
@@ -388,7 +388,7 @@ def test_a_launch_that_could_not_be_recorded_counts_as_busy() -> None:
     arena.fence.wait()
     assert arena.fence.busy() == ()
     arena.close()
-    stand.verify_empty()
+    stand.assert_empty()
 
 
 def test_later_streams_wait_for_earlier_zeroing() -> None:
@@ -418,7 +418,7 @@ def test_a_closed_arena() -> None:
     for call in (lambda: arena.commit(plan), lambda: decommit(arena, 0), *waits):
         with pytest.raises(ArenaClosed):
             call()
-    stand.verify_empty()
+    stand.assert_empty()
 
 
 def test_the_block_waits_for_the_work_and_closes() -> None:
@@ -428,10 +428,10 @@ def test_the_block_waits_for_the_work_and_closes() -> None:
         commit(arena, 17)
         stand.driver.launch(2)
         arena.fence.record(2)
-    stand.verify_empty()
+    stand.assert_empty()
     with arena_of(stand) as again:
         again.close()
-    stand.verify_empty()
+    stand.assert_empty()
 
 
 def test_a_dropped_arena_makes_no_driver_call() -> None:
@@ -484,14 +484,14 @@ def test_a_poisoned_granule_is_never_used_again() -> None:
     assert (outcome.quarantined_granules, outcome.refunded_bytes, outcome.complete) == ((1,), 5 * G, False)
     assert arena.mapped_bytes == stand.governor.account(stand.holder).mapped == G
     assert arena.attributed_bytes == 0
-    stand.verify()
+    stand.assert_consistent()
     assert commit(arena, 8).billed_bytes == 2 * G
     with pytest.raises(RangeQuarantined) as caught:
         commit(arena, 9)
     assert caught.value.numbers == {"granules": (1,), "needed": 2 * G}
-    stand.verify()
+    stand.assert_consistent()
     arena.close()
-    stand.verify()
+    stand.assert_consistent()
     assert stand.driver.reserved_bytes > 0, "addresses with something mapped cannot be given back"
     assert stand.driver.num_handles == 1
 
@@ -506,7 +506,7 @@ def test_a_handle_that_cannot_be_released_stays_owned() -> None:
     assert (outcome.quarantined_handles, outcome.refunded_bytes) == (3, 6 * G)
     account = stand.governor.account(stand.holder)
     assert (account.mapped, account.owned, account.quarantined) == (0, 3 * G, 3 * G)
-    stand.verify()
+    stand.assert_consistent()
     assert commit(arena, 17).created == 6
 
 

@@ -281,7 +281,7 @@ def judge(scene: Scene, failing: frozenset[int]) -> None:
     except (DriverCallFailed, RangeQuarantined, ContentLost) as caught:
         error = caught
     stand.driver.arm(None)
-    stand.verify()
+    stand.assert_consistent()
     lost = bool(stand.pool.num_quarantined or any(arena.table.poisoned.any() for arena in stand.arenas))
     lost |= isinstance(error, ContentLost) or bool(getattr(getattr(scene, "held", None), "leaked_bytes", 0))
     lost |= isinstance(scene, Open) and stand.driver.num_events > 1  # taking it back failed too
@@ -295,9 +295,9 @@ def judge(scene: Scene, failing: frozenset[int]) -> None:
         assert lost or not isinstance(scene, (Commit, Open, Prefill))
     if not lost:
         scene.run()
-        stand.verify()
+        stand.assert_consistent()
         scene.close()
-        stand.verify_empty()
+        stand.assert_empty()
 
 
 @pytest.mark.parametrize("name", SCENES)
@@ -321,9 +321,9 @@ def test_closing_gives_back_whatever_can_be(failing: int) -> None:
         closing = error.numbers["phase"] == "close"
         assert scene.arena.is_closed == closing
     scene.stand.driver.arm(None)
-    scene.stand.verify()
+    scene.stand.assert_consistent()
     scene.close()
-    scene.stand.verify()
+    scene.stand.assert_consistent()
     assert scene.stand.driver.num_handles <= 1
     account = scene.stand.governor.account(scene.stand.holder)
     assert account.owned == scene.stand.driver.num_handles * G
@@ -342,7 +342,7 @@ def test_a_cache_whose_tokens_were_lost_does_not_grow_before_it_was_released() -
     scene.controller.shrink(0)
     assert scene.run().new == 16
     scene.close()
-    scene.stand.verify_empty()
+    scene.stand.assert_empty()
 
 
 def assert_interrupted(scene, when) -> None:
@@ -364,18 +364,18 @@ def test_an_interrupt_in_the_middle_is_taken_back_too() -> None:
     before = scene.state()
     assert_interrupted(scene, lambda number, name: name == "set_access")
     assert scene.state() == before
-    scene.stand.verify()
+    scene.stand.assert_consistent()
     scene.run()
-    scene.stand.verify()
+    scene.stand.assert_consistent()
 
 
 def test_an_interrupt_while_giving_back_leaves_the_rest_committed() -> None:
     scene = Decommit(0, 40, 0)
     assert_interrupted(scene, lambda number, name: name == "unmap" and number == 2)
-    scene.stand.verify()
+    scene.stand.assert_consistent()
     assert 0 < scene.arena.mapped_bytes < 6 * G
     scene.run()
-    scene.stand.verify()
+    scene.stand.assert_consistent()
     assert scene.arena.mapped_bytes == 0
 
 
@@ -386,7 +386,7 @@ def test_an_interrupt_while_releasing_loses_no_handle(last: int) -> None:
     before = scene.stand.driver.num_handles
     releases = iter(range(100))
     assert_interrupted(scene, lambda number, name: name == "release_handle" and next(releases) == last)
-    scene.stand.verify()
+    scene.stand.assert_consistent()
     assert scene.stand.driver.num_handles == before - last
     assert scene.stand.pool.num_quarantined == 1, "it may be gone"
 
@@ -406,10 +406,10 @@ def test_an_interrupted_reallocation_has_the_old_or_the_new_buffers() -> None:
             scene.run()
         except KeyboardInterrupt:
             scene.stand.driver.arm(None)
-            scene.stand.verify()
+            scene.stand.assert_consistent()
             assert scene.run().new == 16
             assert [kept[: len(was)] for kept, was in zip(scene.tokens(), tokens, strict=True)] == tokens
-            scene.stand.verify()
+            scene.stand.assert_consistent()
         else:
             break
     assert stop > 10
@@ -421,5 +421,5 @@ def test_out_of_memory_of_the_device_is_a_failure_of_create() -> None:
     with pytest.raises(DriverCallFailed) as caught:
         stand.pool.prefill(4)
     assert caught.value.numbers == {"call": "create_handle", "phase": "create", "code": 2}
-    stand.verify()
+    stand.assert_consistent()
     assert stand.pool.prefill(3) == 3

@@ -119,10 +119,10 @@ def test_every_token_stays_readable_and_new_memory_is_zero(kind, batch, capacity
         for place in places(controller, range(length)):
             assert (element(controller, *place) == history(*place)).all()
         if not realloc:
-            stand.verify()
+            stand.assert_consistent()
     held.close()
     stand.pool.close()
-    stand.verify_empty()
+    stand.assert_empty()
 
 
 def test_the_negative_oracle_a_graph_that_were_kept_over_head_major_would_read_other_tokens() -> None:
@@ -211,7 +211,7 @@ def test_bad_lengths_are_typed_and_change_nothing() -> None:
         with pytest.raises(InvalidGeometry):
             made(**options)
     assert (controller.counters, controller.capacity) == before
-    stand.verify()
+    stand.assert_consistent()
 
 
 def test_growth_is_refused_to_a_capturing_thread_and_under_an_open_grant() -> None:
@@ -225,7 +225,7 @@ def test_growth_is_refused_to_a_capturing_thread_and_under_an_open_grant() -> No
     with stand.governor.grant(stand.holder, 1), pytest.raises(GrantOpen):
         controller.ensure(600)
     assert controller.capacity == 8
-    stand.verify()
+    stand.assert_consistent()
 
 
 @pytest.mark.parametrize("layout", [SEQ, HEAD])
@@ -251,7 +251,7 @@ def test_a_refusal_is_a_value_and_is_counted() -> None:
     assert refused.http_status == 429
     assert (controller.capacity, controller.counters.refusals) == (256, 1)
     assert controller.commit_ahead() == refused
-    stand.verify()
+    stand.assert_consistent()
 
 
 def test_growth_over_a_quarantined_range() -> None:
@@ -266,7 +266,7 @@ def test_growth_over_a_quarantined_range() -> None:
     assert caught.value.numbers["granules"] == (1,)
     assert (controller.capacity, controller.counters) == (8, before)
     assert controller.ensure(200).new == 256
-    stand.verify()
+    stand.assert_consistent()
 
 
 def test_shrinking_keeps_the_graph_and_comes_back_zero() -> None:
@@ -278,7 +278,7 @@ def test_shrinking_keeps_the_graph_and_comes_back_zero() -> None:
     outcome = controller.shrink(100)
     assert outcome.refunded_bytes == 2 * 3 * G
     assert (controller.capacity, controller.counters.invalidations) == (100, 1)
-    stand.verify()
+    stand.assert_consistent()
     growth = controller.ensure(150)
     assert growth.decision.keep
     assert growth.billed_bytes == 0
@@ -322,7 +322,7 @@ def test_shrinking_waits_for_nobody() -> None:
         controller.shrink(1)
     assert controller.capacity == 1_024
     held.close()
-    stand.verify_empty()
+    stand.assert_empty()
 
 
 def test_memory_committed_ahead_makes_the_growth_free() -> None:
@@ -341,7 +341,7 @@ def test_memory_committed_ahead_makes_the_growth_free() -> None:
     controller.shrink(100)
     assert controller.committed == 100
     held.close()
-    stand.verify_empty()
+    stand.assert_empty()
 
 
 def test_the_worker_keeps_ahead_of_the_steps() -> None:
@@ -357,9 +357,9 @@ def test_the_worker_keeps_ahead_of_the_steps() -> None:
     assert ahead.commits == 3
     assert ahead.problems == []
     assert controller.capacity == 1_024
-    stand.verify()
+    stand.assert_consistent()
     held.close()
-    stand.verify_empty()
+    stand.assert_empty()
 
 
 def test_the_worker_goes_on_after_the_cache_has_shrunk() -> None:
@@ -378,7 +378,7 @@ def test_the_worker_goes_on_after_the_cache_has_shrunk() -> None:
         while controller.committed < 768:
             threading.Event().wait(0.001)
     assert (ahead.commits, ahead.problems) == (3, [])
-    stand.verify()
+    stand.assert_consistent()
 
 
 def test_a_holder_that_fails_to_give_way_does_not_end_the_worker() -> None:
@@ -414,11 +414,11 @@ def test_an_interrupted_shrink_leaves_no_capacity_without_memory() -> None:
     with pytest.raises(KeyboardInterrupt):
         controller.shrink(100)
     stand.driver.arm(None)
-    stand.verify()
+    stand.assert_consistent()
     assert (controller.capacity, controller.committed) == (100, 100)
     assert controller.ensure(1_024).billed_bytes == 2 * G
     element(controller, 1, 0, 1, 1_023)
-    stand.verify()
+    stand.assert_consistent()
 
 
 def test_a_capturing_thread_does_not_wait_for_a_worker_that_waits_for_it() -> None:
@@ -433,7 +433,7 @@ def test_a_capturing_thread_does_not_wait_for_a_worker_that_waits_for_it() -> No
         ahead.stop()
     assert not ahead._thread.is_alive()
     assert controller.committed in (256, 768)
-    stand.verify()
+    stand.assert_consistent()
 
 
 def test_what_goes_wrong_ahead_is_kept_and_the_step_finds_out() -> None:
@@ -452,7 +452,7 @@ def test_what_goes_wrong_ahead_is_kept_and_the_step_finds_out() -> None:
     failing._commit(8)
     assert [problem.rule for problem in failing.problems] == ["DriverCallFailed"]
     assert failing.commits == 0
-    stand2.verify()
+    stand2.assert_consistent()
 
 
 def test_a_step_is_never_held_up_by_a_commit_ahead() -> None:
@@ -476,7 +476,7 @@ def test_a_step_is_never_held_up_by_a_commit_ahead() -> None:
         leave.set()
     stand.driver.arm(None)
     assert controller.ensure(257).billed_bytes == 0
-    stand.verify()
+    stand.assert_consistent()
 
 
 def test_growth_and_commit_ahead_from_two_threads_agree() -> None:
@@ -497,7 +497,7 @@ def test_growth_and_commit_ahead_from_two_threads_agree() -> None:
     thread.join()
     assert problems == []
     assert held.arena.mapped_bytes == 8 * G
-    stand.verify()
+    stand.assert_consistent()
 
 
 def test_a_reallocation_needs_room_for_old_and_new() -> None:
@@ -554,7 +554,7 @@ def test_closing_twice() -> None:
     held.close()
     with pytest.raises(ArenaClosed):
         controller.ensure(1_000)
-    stand.verify_empty()
+    stand.assert_empty()
 
 
 def test_engines_workers_and_captures_on_many_threads() -> None:

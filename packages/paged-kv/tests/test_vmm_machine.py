@@ -115,7 +115,7 @@ class Walk:
         self.verify()
 
     def verify(self) -> None:
-        self.stand.verify()
+        self.stand.assert_consistent()
         for cache in self.caches:
             cache.verify()
 
@@ -275,7 +275,7 @@ class Walk:
         while self.leases:
             self.leases.pop().release()
         self.stand.pool.close()
-        self.stand.verify()
+        self.stand.assert_consistent()
         stuck = self.stand.pool.num_quarantined + self.stand.pool.num_out
         assert self.stand.driver.num_handles == stuck, "only what could not be given back is left"
 

@@ -96,7 +96,7 @@ def decode(layout, *, realloc=False, capture=True, min_bucket=8, dims=SMALL, har
     result = controller.counters, held.physical_bytes, grants
     held.close()
     if not realloc:
-        stand.verify_empty()
+        stand.assert_empty()
     return result
 
 
@@ -363,7 +363,7 @@ def test_the_growth_win_that_a_small_model_cannot_show() -> None:
         found[layout, "graph"] = four(controller.counters)
         assert controller.counters.kv_bytes_moved == controller.counters.actual_copy_bytes == 0
         stand.watch(held.arena)
-        stand.verify()
+        stand.assert_consistent()
     assert found[SEQ] == [96, 384, 1_536]
     assert found[KvLayout.HEAD_MAJOR] == [768, 768, 1_536]
     assert found[SEQ][0] * 8 == found[KvLayout.HEAD_MAJOR][0]

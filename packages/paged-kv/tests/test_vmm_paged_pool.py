@@ -65,7 +65,7 @@ class Scene:
 
     def check(self) -> None:
         self.kv.check("full")
-        self.stand.verify()
+        self.stand.assert_consistent()
         for number in range(4):
             base = self.held.address_of(number)
             if self.kv.pool_blocks:
@@ -285,7 +285,7 @@ def test_tensors_that_are_not_the_pools() -> None:
     stand.watch(paged.storage.arena)
     assert paged.grow(64).new == 64
     paged.close()
-    stand.verify()
+    stand.assert_consistent()
 
 
 def test_a_pool_without_a_null_page_can_be_empty() -> None:
@@ -492,7 +492,7 @@ class PoolWalk:
 
     def verify(self) -> None:
         self.kv.check("full")
-        self.stand.verify()
+        self.stand.assert_consistent()
         for number in range(2):  # every page that is there has memory
             if self.kv.pool_blocks:
                 self.stand.driver.view(self.held.address_of(number), self.kv.pool_blocks * 1_024)
@@ -500,7 +500,7 @@ class PoolWalk:
     def end(self) -> None:
         self.paged.close()
         self.stand.pool.close()
-        self.stand.verify()
+        self.stand.assert_consistent()
         stuck = self.stand.pool.num_quarantined + self.stand.pool.num_out
         assert self.stand.driver.num_handles == stuck, "only what could not be given back is left"
 

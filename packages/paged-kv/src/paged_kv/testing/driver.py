@@ -1,9 +1,9 @@
 """Random walks over every public operation of the authority, compared with the plain model after each one.
 
 `KvDriver.act` performs one operation on a small manager, on `ReferenceKvModel` and on a `HistoryCache`, and
-`verify` compares all that can be seen: page ids, queues, references, lengths, outcomes, events, and what
-every row reads. Where the choices come from is the caller's affair: a seeded generator, or a property
-testing tool that can shrink them.
+`assert_agreement` compares all that can be seen: page ids, queues, references, lengths, outcomes, events,
+and what every row reads. Where the choices come from is the caller's affair: a seeded generator, or a
+property testing tool that can shrink them.
 """
 
 from __future__ import annotations
@@ -148,13 +148,17 @@ class KvDriver:
         ]
 
     def act(self) -> None:
-        """Do one operation and compare."""
+        """Do one operation; `assert_agreement` compares."""
         possible = [operation for operation, weight, can in self.operations if can for _ in range(weight)]
         self.choose.one(possible)()
-        self.verify()
 
-    def verify(self) -> None:
-        """Check the invariants and compare everything with the model."""
+    def assert_agreement(self) -> None:
+        """Check the invariants and compare everything with the model.
+
+        Raises:
+            AssertionError: Something differs.
+            InvariantViolation: The manager's own books disagree.
+        """
         self.same_as_the_model()
         self.residents_read_their_own_history()
 

@@ -24,7 +24,7 @@ class VmmStand:
         backed: see `FakeVmmDriver`.
 
     Attributes:
-        arenas: what `verify` compares.
+        arenas: what `assert_consistent` compares.
         leased: bytes that something beside the holder has leased.
     """
 
@@ -44,7 +44,7 @@ class VmmStand:
         self.arenas.append(arena)
         return arena
 
-    def verify(self) -> None:
+    def assert_consistent(self) -> None:
         """V1 to V6: arenas, pool and governor say what the driver says, and nothing impossible was asked.
 
         Raises:
@@ -78,12 +78,12 @@ class VmmStand:
         assert tier.growth_reserved == 0 or self.governor.open_grant is not None, "V3"
         assert driver.impossible == [], "V6"
 
-    def verify_empty(self) -> None:
+    def assert_empty(self) -> None:
         """Nothing is left: no handle, event, reservation, lease.
 
         Raises:
             AssertionError: something is.
         """
-        self.verify()
+        self.assert_consistent()
         assert (self.driver.num_handles, self.driver.num_events, self.driver.reserved_bytes) == (0, 0, 0)
         assert self.governor.account(self.holder).owned == self.leased() == 0
