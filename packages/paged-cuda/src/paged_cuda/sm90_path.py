@@ -85,6 +85,7 @@ class HopperPath:
             costs=Costs(_MIN_ROWS, _ITEM_ROWS, slow_rows=terms),
             partials=PAIRED_PARTIALS,
             query_channels=(first, width),
+            own_regions={"progress": 8},
             description=f"row tile {ROW_TILE}, KV tile {shape.kv_tile}, {shape.stages} stages, wgmma",
         )
 

@@ -8,7 +8,7 @@ alone: its output has the same bits in any batch, at the price of one partial a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -79,13 +79,11 @@ class Partials:
         paired: Whether rows lie two by two as wgmma's accumulators do, in 16 bits with their scales; else one
             after the other in float32.
         threads: Of a block of the combine kernel.
-        blocks: How many of them a multiprocessor is to be given.
     """
 
     combine: str = "combine"
     paired: bool = False
     threads: int = 128
-    blocks: int = 2  # one waits beside attend, one comes after it
 
     @property
     def row_bytes(self) -> tuple[int, int]:
@@ -97,8 +95,10 @@ class Partials:
         return -(-rows // 16) * 8 if self.paired else rows
 
 
+# Blocks of the combine kernel a multiprocessor: one waits beside attend, one comes after it. Beside wgmma
+# none fits; half as many were slower where items are cut (h200-sm90-log.md, run 10).
+_COMBINE_BLOCKS = 2
 ROW_PARTIALS = Partials()
-# No block of the combine kernel fits beside one of wgmma. Half as many threads were slower where all is cut.
 PAIRED_PARTIALS = Partials("combine_paired", paired=True, threads=256)
 
 
@@ -191,6 +191,7 @@ def split_plan(
     costs: Costs,
     partials: Partials,
     query_channels: tuple[int, int],
+    own_regions: Mapping[str, int] | None = None,
     description: str,
 ) -> PathPlan:
     """Return schedule, attend and combine around one attend kernel.
@@ -207,6 +208,7 @@ def split_plan(
         partials: How it leaves its partials.
         query_channels: First and number of the channels of a query head that append writes, rotated, for the
             kernel; (0, 0): none.
+        own_regions: Bytes of further regions of the workspace, by name, that the attend kernel needs.
         description: The tiles, in words.
 
     Raises:
@@ -234,7 +236,7 @@ def split_plan(
         programmatic=True,
         schedule=True,
     )
-    combine_blocks = partials.blocks * multiprocessors
+    combine_blocks = _COMBINE_BLOCKS * multiprocessors
     lines = sizes.cut_items * partials.lines(sizes.item_rows)
     merge = CombineShape.of(lines, v_head_size, combine_blocks, partials.threads)
     combine = LaunchSpec(
@@ -263,12 +265,18 @@ def split_plan(
         "query_first": query_channels[0],
         "query_width": query_channels[1],
     }
-    workspace = _workspace(call, bounds, tiles, sizes, partials, query_channels[1])
+    workspace = _workspace(call, bounds, tiles, sizes, partials, query_channels[1], own_regions or {})
     return PathPlan((schedule, attend(sizes), combine), workspace, constants, description)
 
 
 def _workspace(
-    call: Call, bounds: Bounds, tiles: Tiles, sizes: SplitSizes, partials: Partials, query_width: int
+    call: Call,
+    bounds: Bounds,
+    tiles: Tiles,
+    sizes: SplitSizes,
+    partials: Partials,
+    query_width: int,
+    own_regions: Mapping[str, int],
 ) -> WorkspaceLayout:
     value_bytes, row_bytes = partials.row_bytes
     rows = sizes.slots * sizes.row_tiles * tiles.row_tile
@@ -282,5 +290,5 @@ def _workspace(
         request_begin=4 * bounds.max_batch,
         partial_output=value_bytes * rows * padded_v_head_size(call.v_head_size or 0),
         partial_lse=row_bytes * rows,
-        progress=8 if partials.paired else 0,
+        **own_regions,
     )
