@@ -11,6 +11,7 @@ DTYPES = ("bfloat16", "float16")
 DIMS = {
     "576/512": {"head_size": 576, "v_head_size": 512},
     "512/512 no rotary": {"head_size": 512, "v_head_size": 512, "rotary_dim": 0},
+    "448/384": {"head_size": 448, "v_head_size": 384},
     "384/192": {"head_size": 384, "v_head_size": 192, "rotary_dim": 192},
     "320/256": {"head_size": 320, "v_head_size": 256},
     "192/128": {"head_size": 192, "v_head_size": 128},

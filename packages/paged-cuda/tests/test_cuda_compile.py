@@ -12,6 +12,7 @@ from paged_cuda.compiler import architecture_of, compile_kernel, compile_kernels
 from paged_cuda.params import FIELDS, AttentionParams
 from paged_cuda.resources import Resources, enforce, parse_log
 from paged_cuda.signature import ElementType, KernelSignature
+from paged_cuda.sm90_shape import shape_for
 from paged_cuda.sources import ROOT, kernel_source, sources_digest
 from paged_cuda.variants import ARCHITECTURES, VARIANTS, Variant, variant_of, variants_for
 
@@ -231,6 +232,16 @@ def test_symbols_are_unique_and_variants_are_found() -> None:
     on_demand = KernelSignature("sm80_latent", "float16", (("HEAD_SIZE", 200),))
     assert variant_of(on_demand).signature == on_demand
     assert on_demand not in {variant.signature for variant in VARIANTS}
+
+
+@pytest.mark.parametrize("sizes", [(448, 384), (576, 384)])
+def test_wide_values_that_nobody_listed_compile_for_hopper(sizes: tuple[int, int]) -> None:
+    """With too few registers for the outputs, 384 columns of 448 channels once were over the bound."""
+    shape = shape_for(*sizes, 232_448)
+    assert shape is not None
+    (kernel,) = compile_kernels([(shape.signature("float16", *sizes), "sm_90a")])
+    assert kernel.resources.local_bytes <= 24
+    assert kernel.signature not in {variant.signature for variant in VARIANTS}
 
 
 def test_constants_reach_symbol_and_macros() -> None:

@@ -85,7 +85,7 @@ def shape_for(head_size: int, v_head_size: int, shared_bytes: int) -> HopperShap
     if slabs > MAX_SLABS or columns > MAX_V_HEAD_SIZE:
         return None
     kv_tile = 64 if slabs <= 6 and columns <= 256 else 32
-    registers = {128: (232, 88, 104), 256: (232, 112, 56), 384: (200, 128, 56), 512: (168, 160, 24)}[columns]
+    registers = {128: (232, 88, 104), 256: (232, 112, 56)}.get(columns, (168, 160, 24))
     for stages in range(8, 2 if kv_tile == 64 else 3, -1):
         shape = HopperShape(kv_tile, stages, min(slabs, 6), registers)
         if shape.shared_bytes(head_size, v_head_size) <= shared_bytes:
