@@ -28,9 +28,9 @@ class Config:
     kv_tile: int = 32
     slices: int = 132
     min_tiles: int = 4
-    item_cost: int = 18
+    item_cost: int = 9
     slow_tiles: int = 31
-    slow_cost: int = 5
+    slow_cost: int = 6
     chunk: int = 0
     window: int = -1
     causal: bool = True
@@ -237,8 +237,9 @@ def test_random_steps_are_worked_on_once() -> None:
             kv_tile,
             slices=max(1, draw.choice([4, 33, 132]) // -(-heads // row_tile)),
             min_tiles=max(1, draw.choice([64, 128]) // kv_tile),
-            item_cost=3 * draw.choice([64, 192]) // kv_tile,
+            item_cost=3 * draw.choice([64, 96, 192]) // kv_tile,
             slow_tiles=draw.choice([0, 1023 // kv_tile, MAX_INT]),
+            slow_cost=draw.choice([3, 5, 6]),
             chunk=draw.choice([0, 0, 8, 32]),
             window=draw.choice([-1, -1, 1, 16, 100, 1_000]),
             causal=draw.random() < 0.8,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paged_cuda._driver import DeviceProperties
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 # Of an item, up to which the default adds the second term of the weights: whole tiles of 32. With tiles of 64
 # it is 960.
 TWO_TERM_KEYS = 992
-_MIN_ROWS, _ITEM_ROWS = 128, 192
+# By the rows of a KV tile; measured in prefills (docs/measurements/h200-sm90-log.md, run 11).
+_COSTS = {32: Costs(min_rows=128, item_rows=96, slow_tile=6), 64: Costs(min_rows=128, item_rows=192, slow_tile=5)}
 # From how many query rows of a request on this path is faster than `sm80`, by padded value columns: what the
 # records h200-standard-sm80.json and h200-standard-sm90.json show; a test holds it to them.
 FEWEST_ROWS = {128: 17, 256: 17, 384: 17, 512: 17}
@@ -82,7 +83,7 @@ class HopperPath:
             multiprocessors=properties.multiprocessors,
             blocks_per_multiprocessor=1,
             split_rows=options.split_rows,
-            costs=Costs(_MIN_ROWS, _ITEM_ROWS, slow_rows=terms),
+            costs=replace(_COSTS[shape.kv_tile], slow_rows=terms),
             partials=PAIRED_PARTIALS,
             query_channels=(first, width),
             own_regions={"progress": 8},

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from paged_schema import Call
 
 MAX_SLICES = 1024  # what the schedule kernel keeps in shared memory
-# Of a tile, and of one whose weights have two terms, in the schedule's unit: a third of a tile.
-_TILE_COST, _SLOW_TILE_COST = 3, 5
+_TILE_COST = 3  # in the schedule's unit: a third of a tile
 
 
 class Tiles(Protocol):
@@ -47,12 +46,14 @@ class Costs:
     Attributes:
         min_rows: KV rows of a slice, below which its partial costs more than its rows.
         item_rows: KV rows that take as long as an item's query and output do.
-        slow_rows: KV rows up to which an item takes two thirds as long again for each.
+        slow_rows: KV rows up to which an item takes longer for each.
+        slow_tile: What a tile of it takes, in thirds of another item's.
     """
 
     min_rows: int
     item_rows: int
     slow_rows: int = 0
+    slow_tile: int = _TILE_COST
 
     def constants(self, kv_tile: int) -> dict[str, int]:
         """Return the fields of `AttentionParams` for tiles of `kv_tile` rows."""
@@ -60,13 +61,13 @@ class Costs:
             "min_tiles": max(1, self.min_rows // kv_tile),
             "item_cost": _TILE_COST * self.item_rows // kv_tile,
             "slow_tiles": self.slow_rows // kv_tile,
-            "slow_cost": _SLOW_TILE_COST,
+            "slow_cost": self.slow_tile,
         }
 
     def most(self, tiles: int, kv_tile: int) -> int:
         """Return the largest cost, in thirds of a tile, of an item with up to `tiles` tiles."""
         constants = self.constants(kv_tile)
-        slow = _SLOW_TILE_COST * min(tiles, constants["slow_tiles"])
+        slow = self.slow_tile * min(tiles, constants["slow_tiles"])
         return constants["item_cost"] + max(slow, _TILE_COST * tiles)
 
 

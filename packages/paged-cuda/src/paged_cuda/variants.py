@@ -128,7 +128,7 @@ def _split_signatures(dtype: ElementType, shared_bytes: int) -> Iterator[KernelS
 
 # Loading and computing share 65,536 registers; of the widest rows a few values wait in memory while a query
 # is taken, outside the loops over tiles.
-_HOPPER_LOCAL_BYTES = {(576, 512): 24, (512, 512): 8}
+_HOPPER_LOCAL_BYTES = {(576, 512): 8, (512, 512): 8}
 
 
 def _hopper() -> list[Variant]:

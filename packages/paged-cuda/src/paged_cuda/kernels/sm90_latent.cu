@@ -3,9 +3,10 @@
 // One CTA works through one slice of the schedule with one tile of 64 packed query rows. A run of KV tiles of one item is a
 // fragment; it ends in output rows or in one partial. Four warpgroups, three roles:
 //   scores   (warpgroup 0)     S = Q K^T and softmax; weights P go to shared memory. HELD_SLABS of the query's 64-channel slabs stay in
-//                              registers as A fragments, the others in shared memory. S is double-buffered: the softmax of a tile
-//                              is worked off between the wgmma of the next, as issuing wgmma blocks a warp until the tensor cores
-//                              take it.
+//                              registers as A fragments, the others in shared memory. S is double-buffered: kAhead slabs of the next
+//                              tile's scores are issued before a tile's softmax, the others behind it and before its weights are handed
+//                              over. Issuing wgmma blocks a warp until the tensor cores take it, and the outputs' wider ones go first: pieces
+//                              of the softmax between the slabs would wait with those.
 //   outputs  (warpgroups 1, 2) O += P V, half of the columns each; V is the very tile that was K, read transposed
 //   loading  (warp 12)         walks the slice, issues all copies; where a page fills only part of a tile, each slab of each page is a
 //                              copy of its own, and warp 13 walks along and issues half of them. Warp 14 keeps it level with other
@@ -334,17 +335,19 @@ struct Scorer {
   float new0, new1;
   u32 weights[kScores / 2];                           // A fragments
   int position;                                       // of the tile that the softmax is at
-  int kv_end, clean_begin, clean_end;                 // keys of the item; keys that every row sees
+  int kv_begin, kv_end, clean_begin, clean_end;       // keys of the item (of a window, they begin in its first tile); keys that every row sees
   u32 mapped;                                         // its 16-row groups whose pages exist
   bool grew;
 
   __device__ __forceinline__ void enter(u32 fragment) {
     position = Shared::word(fragment, kPosition);
     kv_end = Shared::word(fragment, kKvEnd);
-    const int past = Shared::word(fragment, kPast), first = Shared::word(fragment, kFirst);
-    const int last = first + min(Shared::word(fragment, kLiveRows), kRows) - 1;
-    clean_begin = p.local_window_size > 0 ? visible_begin(past + (u32)last / (u32)p.num_heads, p.local_window_size) : 0;
-    clean_end = p.causal ? min(past + (int)((u32)first / (u32)p.num_heads) + 1, kv_end) : kv_end;
+    // The tile's last row, its first one and the item's first one, a lane each: a division takes long.
+    const int first = Shared::word(fragment, kFirst), last = first + min(Shared::word(fragment, kLiveRows), kRows) - 1;
+    const int at = Shared::word(fragment, kPast) + (u32)(lane == 0 ? last : lane == 1 ? first : first - (int)blockIdx.x * kRows) / (u32)p.num_heads;
+    clean_begin = visible_begin(__shfl_sync(~0u, at, 0), p.local_window_size);
+    clean_end = p.causal ? min(__shfl_sync(~0u, at, 1) + 1, kv_end) : kv_end;
+    kv_begin = visible_begin(__shfl_sync(~0u, at, 2), p.local_window_size);
     top0 = top1 = kStartMax;
     sum0 = sum1 = 0.f;
   }
@@ -501,13 +504,18 @@ struct Scorer {
     for (int k = 0; k < 4 * kHeld; k++)
       if (k % 4 < steps_of(kKept + k / 4)) load_matrix_x4(query + 4 * k, at + (kKept + k / 4) * kSlabBytes + (((k % 4 * 2 + (lane >> 4)) ^ (lane & 7)) << 4));
     if (kKept > 0) {
-      // Both places use one swizzle, so 16-byte words move as they are.
-#pragma unroll 4
-      for (int k = thread; k < kKept * kRows * 8; k += kScoreThreads) {
-        const int s = k / (kRows * 8), within = k % (kRows * 8), r = within / 8;
-        const u32 from = shared.stage(kQueryStages == 1 || r < KV_TILE ? ring.stage : second.stage) + s * kSlabBytes + within * 16 % kSlabBytes;
-        const int4 v = load_s32x4(from);
-        store_s32x4(shared.base + kKeptOffset + k * 16, v.x, v.y, v.z, v.w);
+      // Both places use one swizzle, so 16-byte words move as they are; a slab's are all read before the first is stored.
+      const u32 from = shared.stage(ring.stage) + thread * 16, from_second = shared.stage(second.stage) + thread * 16;
+      const u32 to = shared.base + kKeptOffset + thread * 16;
+      constexpr int kStep = kScoreThreads * 16, kSteps = kRows * 128 / kStep;
+#pragma unroll
+      for (int slab = 0; slab < kKept; slab++) {
+        int4 words[kSteps];
+#pragma unroll
+        for (int k = 0; k < kSteps; k++)
+          words[k] = load_s32x4((k * kStep < kSlabBytes ? from : from_second) + slab * kSlabBytes + k * kStep % kSlabBytes);
+#pragma unroll
+        for (int k = 0; k < kSteps; k++) store_s32x4(to + slab * kRows * 128 + k * kStep, words[k].x, words[k].y, words[k].z, words[k].w);
       }
       publish_to_async_proxy();
       meet_score_warps();
@@ -552,12 +560,12 @@ __device__ __forceinline__ void finish_tile(Scorer& x, float* s, u32 fragment, b
 }
 
 // The tiles of a fragment with two-term weights, one after the other: the outputs are the slower role then.
-__device__ __forceinline__ void score_two_terms(Scorer& x, u32 fragment, const u32* query, u64 kept, u64 keys_base, int kv_begin) {
+__device__ __forceinline__ void score_two_terms(Scorer& x, u32 fragment, const u32* query, u64 kept, u64 keys_base) {
   const int tiles = Shared::word(fragment, kTiles);
   float s[kScores];
 #pragma unroll 1
   for (int t = 0; t < tiles; t++) {
-    x.acquire_keys(t == 0 ? kv_begin : 0, x.position);
+    x.acquire_keys(t == 0 ? x.kv_begin : 0, x.position);
     multiply_tile(s, x, query, kept, keys_base);
     x.look_at_pages();
     x.ring.advance();
@@ -565,8 +573,8 @@ __device__ __forceinline__ void score_two_terms(Scorer& x, u32 fragment, const u
   }
 }
 
-// The tiles of a fragment with one-term weights: the softmax of a tile is worked off between the slabs of the next.
-__device__ __forceinline__ void score_one_term(Scorer& x, u32 fragment, const u32* query, u64 kept, u64 keys_base, int kv_begin) {
+// The tiles of a fragment with one-term weights: the softmax of a tile is worked off between the first slabs of the next and the others.
+__device__ __forceinline__ void score_one_term(Scorer& x, u32 fragment, const u32* query, u64 kept, u64 keys_base) {
   float even[kScores], odd[kScores];
   int left = Shared::word(fragment, kTiles);
   bool first = true;
@@ -578,29 +586,22 @@ __device__ __forceinline__ void score_one_term(Scorer& x, u32 fragment, const u3
     warpgroup_commit();
     warpgroup_wait<1>();
     x.finish_scores(current, fragment);
-    // Pieces of the softmax, one before each slab, the second half of the weights together.
-    constexpr int kHalf = kScores / 8, kPieces = 4 + kHalf;
-    unrolled<0, (kPieces > kQuerySlabs - kAhead ? kPieces : kQuerySlabs - kAhead)>([&](auto round) {
-      constexpr int i = decltype(round)::value, slab = kAhead + i;
-      if constexpr (i == 0) x.find_maximum(current);
-      if constexpr (i == 1) x.follow_maximum();
-      if constexpr (i >= 2 && i < 2 + kHalf) x.weigh(current, i - 2);
-      if constexpr (i == 2 + kHalf) unrolled<kHalf, 2 * kHalf>([&](auto block) { x.weigh(current, decltype(block)::value); });
-      if constexpr (i == 3 + kHalf) {
-        x.await_buffer();
-        x.store_weights(0);
-        x.store_rescale(first);
-        x.look_at_pages();
-      }
-      if constexpr (slab < kQuerySlabs) multiply_slab<slab>(next, query, kept, keys);
-    });
+    x.find_maximum(current);
+    x.follow_maximum();
+#pragma unroll
+    for (int block = 0; block < kScores / 4; block++) x.weigh(current, block);
+    x.await_buffer();
+    x.store_weights(0);
+    x.store_rescale(first);
+    x.look_at_pages();
+    unrolled<kAhead, kQuerySlabs>([&](auto k) { multiply_slab<decltype(k)::value>(next, query, kept, keys); });
     x.hand_over();
     warpgroup_commit();
     x.ring.advance();
     first = false;
     left--;
   };
-  x.acquire_keys(kv_begin, x.position);
+  x.acquire_keys(x.kv_begin, x.position);
   multiply_tile(even, x, query, kept, keys_base);
   x.look_at_pages();
   x.ring.advance();
@@ -629,13 +630,8 @@ __device__ __forceinline__ void score(const AttentionParams& p, const Shared& sh
     x.take_query(query);
     x.enter(fragment);
     last = Shared::word(fragment, kLast);
-    // Of a window, the first token's begin; it lies in the item's first tile.
-    int kv_begin = 0;
-    if (p.local_window_size > 0)
-      kv_begin = visible_begin(Shared::word(fragment, kPast) + (u32)(Shared::word(fragment, kFirst) - blockIdx.x * kRows) / (u32)p.num_heads,
-                               p.local_window_size);
-    if (Shared::word(fragment, kItemTiles) <= p.slow_tiles) score_two_terms(x, fragment, query, kept, keys_base, kv_begin);
-    else score_one_term(x, fragment, query, kept, keys_base, kv_begin);
+    if (Shared::word(fragment, kItemTiles) <= p.slow_tiles) score_two_terms(x, fragment, query, kept, keys_base);
+    else score_one_term(x, fragment, query, kept, keys_base);
   }
 }
 

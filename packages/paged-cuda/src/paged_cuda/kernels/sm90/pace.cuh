@@ -1,13 +1,13 @@
 // Keeping the blocks of a grid level.
 //
 // Where memory is the limit some multiprocessors get more of it than others: with equal slices the first block was done after five
-// sixths of the last one's time, and at the end the memory was half idle. So a block that is more than kFewTiles KV tiles ahead of
-// the others waits a little before it asks for more. That changes when bytes are fetched, never what is computed.
+// sixths of the last one's time, and at the end the memory was half idle. So a block that is kFewTiles KV tiles or more ahead of
+// the average of all waits a little before it asks for more. That changes when bytes are fetched, never what is computed.
 //
 // One lane of a warp of its own counts the block's tiles and compares. The loading warp asks it for leave every kAskTiles
 // tiles, one ask ahead, so that its copies do not wait for an answer from far away. The wait ends after kMostLooks looks in any case:
 // nothing hangs on another block. Nor does anybody wait before all blocks have started, as some may lack a multiprocessor,
-// or with two-term weights, where the tensor cores are the limit.
+// or in a slice whose first item takes two-term weights, where the tensor cores are the limit.
 //
 // progress[0]: blocks started since the schedule was made. Launches of this kernel follow each other, so the quotient by the grid is the number
 // of a launch, up to 2^32 blocks (beyond, blocks may wait in vain, for kMostLooks looks). progress[1]: KV tiles begun since then. The schedule kernel
