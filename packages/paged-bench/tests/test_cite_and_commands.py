@@ -17,6 +17,7 @@ from paged_bench.record import (
     Environment,
     Gpu,
     Kernels,
+    Memory,
     PeerRow,
     Record,
     Samples,
@@ -188,6 +189,16 @@ def test_a_table_of_attention_holds_the_peers_of_the_same_run():
     assert lines[0].endswith("| whole step µs | torch SDPA µs | ratio | error |")
     assert lines[2] == "| 1 x 4,096 | 16 | 576/512 | 1.0 | 10.0 | 16.0 | 20.0 | 10.00 | 1.7e-03 |"
     assert lines[3] == "| 2 x 4,096 | 16 | 576/512 |  |  |  |  |  | no memory |"
+
+
+def test_a_table_of_whole_stacks():
+    ours, failed = (case.model_copy(update={"parameters": {"layers": 8}}) for case in a_record().cases)
+    memory = Memory(cache_bytes=2_340_000_000, workspace_bytes=17_590_000, run_allocations=0)
+    lines = table(a_record(cases=(ours.model_copy(update={"memory": memory}), failed))).splitlines()
+    assert lines[0].startswith("| case | floor µs | whole step µs | a layer µs | ratio | error | caches GB |")
+    assert lines[2] == "| 1 x 4,096 | 1.0 | 16.0 | 2.0 | 10.00 | 1.7e-03 | 2.3 | 17.6 | 0 |"
+    assert lines[3] == "| 2 x 4,096 |  |  |  |  |  |  |  | failed: no memory |"
+    assert any(figure.value == 2.0 and "a layer" in figure.source for figure in figures(a_record(cases=(ours,))))
 
 
 def test_tables_of_peers_of_sizes_and_of_calls():

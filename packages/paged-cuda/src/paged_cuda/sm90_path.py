@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 # it is 960.
 TWO_TERM_KEYS = 992
 # By the rows of a KV tile; measured in prefills (docs/measurements/h200-sm90-log.md, run 11).
-_COSTS = {32: Costs(min_rows=128, item_rows=96, slow_tile=6), 64: Costs(min_rows=128, item_rows=192, slow_tile=5)}
+_COSTS = {
+    32: Costs(min_rows=128, item_rows=96, slow_tile=6),
+    64: Costs(min_rows=128, item_rows=192, slow_tile=5),
+}
 # From how many query rows of a request on this path is faster than `sm80`, by padded value columns: what the
 # records h200-standard-sm80.json and h200-standard-sm90.json show; a test holds it to them.
 FEWEST_ROWS = {128: 17, 256: 17, 384: 17, 512: 17}

@@ -21,7 +21,7 @@ class Figure:
 
 
 def figures(record: Record) -> Iterator[Figure]:
-    """Return medians, quartiles, extremes, p99, differences within a step, floors and rates."""
+    """Return medians, quartiles, extremes, p99, differences within a step, floors, rates and what a layer takes."""
     for ceiling in record.ceilings:
         kinds: dict[str, Kind] = {"matmul": "operations", "launch": "time"}
         yield Figure(kinds.get(ceiling.what, "rate"), ceiling.value, ceiling.what)
@@ -37,10 +37,18 @@ def figures(record: Record) -> Iterator[Figure]:
                 yield Figure("time", value, f"{case.id} {key}")
 
 
+def layers_of(case: Case) -> int:
+    """Return the layers of a whole stack, else 1."""
+    layers = case.parameters.get("layers")
+    return layers if isinstance(layers, int) else 1
+
+
 def _of_series(case: Case, series: Sequence[Samples], floor: float | None) -> Iterator[Figure]:
     for one in series:
         name = f"{case.id} {one.what}"
         yield Figure("time", one.median, name)
+        if layers_of(case) > 1:
+            yield Figure("time", one.median / layers_of(case), f"{name} a layer")
         if one.values:
             yield from (Figure("time", value, name) for value in _spread(one))
         if floor is not None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+from paged_bench.cite.figures import layers_of
 from paged_bench.errors import RecordError
 from paged_bench.plain import plain
-from paged_bench.record import Case, Record, Samples, peer_name
+from paged_bench.record import Case, Memory, Record, Samples, peer_name
 
 _SERIES = (
     ("attend+combine", "attend + combine"),
@@ -27,6 +28,8 @@ def table(record: Record, only: str = "*") -> str:
     if not cases:
         raise RecordError(only, "matches no case", "see the ids in the record")
     shaped = [case for case in cases if case.shape is not None]
+    if shaped and all(layers_of(case) > 1 for case in shaped):
+        return _stack_table(record, shaped)
     if any(case.series for case in shaped):
         return _attention_table(record, shaped)
     if shaped:
@@ -92,6 +95,27 @@ def _attention_table(record: Record, cases: Sequence[Case]) -> str:
 
 def _median(samples: Samples | None) -> str:
     return us_text(samples.median) if samples else ""
+
+
+def _stack_table(record: Record, cases: Sequence[Case]) -> str:
+    titles = ("floor µs", "whole step µs", "a layer µs", "ratio", "error", "caches GB", "workspace MB")
+    columns = ["case", *titles, "allocations"]
+    rows = []
+    for case in cases:
+        step, floor, ratio = case.samples("step", "graph"), record.floor_us(case), record.ratio_to_floor(case)
+        if step is None:
+            rows.append([case.title, *[""] * len(titles), f"failed: {case.failed}"])
+            continue
+        error = f"{case.correctness.relative_error:.1e}" if case.correctness else ""
+        cells = [us_text(floor) if floor else "", us_text(step.median), us_text(step.median / layers_of(case))]
+        memory = case.memory or Memory()
+        bytes_of = ((memory.cache_bytes, 1e9), (memory.workspace_bytes, 1e6))
+        cells += [f"{ratio:.2f}" if ratio else "", error]
+        cells += ["" if count is None else f"{count / unit:,.1f}" for count, unit in bytes_of]
+        rows.append(
+            [case.title, *cells, "" if memory.run_allocations is None else str(memory.run_allocations)]
+        )
+    return _rows(columns, rows)
 
 
 def _peer_table(record: Record, cases: Sequence[Case]) -> str:
