@@ -21,7 +21,7 @@ class Figure:
 
 
 def figures(record: Record) -> Iterator[Figure]:
-    """Return medians, quartiles, extremes, p99, differences within a step, floors, rates and what a layer takes."""
+    """Return medians, quartiles, extremes, p99, what a layer takes, differences in a step, floors and rates."""
     for ceiling in record.ceilings:
         kinds: dict[str, Kind] = {"matmul": "operations", "launch": "time"}
         yield Figure(kinds.get(ceiling.what, "rate"), ceiling.value, ceiling.what)

@@ -107,14 +107,13 @@ def _stack_table(record: Record, cases: Sequence[Case]) -> str:
             rows.append([case.title, *[""] * len(titles), f"failed: {case.failed}"])
             continue
         error = f"{case.correctness.relative_error:.1e}" if case.correctness else ""
-        cells = [us_text(floor) if floor else "", us_text(step.median), us_text(step.median / layers_of(case))]
+        times = [us_text(step.median), us_text(step.median / layers_of(case))]
+        cells = [us_text(floor) if floor else "", *times, f"{ratio:.2f}" if ratio else "", error]
         memory = case.memory or Memory()
         bytes_of = ((memory.cache_bytes, 1e9), (memory.workspace_bytes, 1e6))
-        cells += [f"{ratio:.2f}" if ratio else "", error]
         cells += ["" if count is None else f"{count / unit:,.1f}" for count, unit in bytes_of]
-        rows.append(
-            [case.title, *cells, "" if memory.run_allocations is None else str(memory.run_allocations)]
-        )
+        allocations = "" if memory.run_allocations is None else str(memory.run_allocations)
+        rows.append([case.title, *cells, allocations])
     return _rows(columns, rows)
 
 
