@@ -21,7 +21,7 @@ class Figure:
 
 
 def figures(record: Record) -> Iterator[Figure]:
-    """Return medians, quartiles, extremes, p99, what a layer takes, differences in a step, floors and rates."""
+    """Return medians and their spread, what a layer takes, differences within a step, floors and rates."""
     for ceiling in record.ceilings:
         kinds: dict[str, Kind] = {"matmul": "operations", "launch": "time"}
         yield Figure(kinds.get(ceiling.what, "rate"), ceiling.value, ceiling.what)
