@@ -192,7 +192,8 @@ def test_a_table_of_attention_holds_the_peers_of_the_same_run():
 
 
 def test_a_table_of_whole_stacks():
-    ours, failed = (case.model_copy(update={"parameters": {"layers": 8}}) for case in a_record().cases)
+    ours, failed = a_record().cases
+    ours = ours.model_copy(update={"parameters": {"layers": 8}})
     memory = Memory(cache_bytes=2_340_000_000, workspace_bytes=17_590_000, run_allocations=0)
     lines = table(a_record(cases=(ours.model_copy(update={"memory": memory}), failed))).splitlines()
     assert lines[0].startswith("| case | floor µs | whole step µs | a layer µs | ratio | error | caches GB |")

@@ -14,6 +14,7 @@ from paged_cuda.paths import choose_path
 from paged_cuda.sm90_path import HopperPath, rotated_slabs
 from paged_cuda.sm90_shape import shape_for
 from paged_cuda.sources import kernel_source
+from paged_cuda.split_plan import Costs
 from paged_cuda.tensor_maps import TensorMaps, aligned_maps
 from paged_cuda.testing import FAKE_GPU, FakeDriver
 from paged_schema import Call, PagedAttentionAttributes, PagedAttentionInputs, check
@@ -279,6 +280,24 @@ def test_weights_have_the_terms_asked_for(
     op = operator(hopper, call, cubins, weight_terms=terms)
     op.run(**operands_of(call, op.device), stream=7)
     assert op._params.slow_tiles == tiles
+
+
+@pytest.mark.parametrize(("sizes", "item", "slow"), [((576, 512), 9, 6), ((192, 128), 9, 5)])
+def test_the_schedule_is_told_what_an_item_and_a_slow_tile_cost(
+    sizes: tuple[int, int], item: int, slow: int, hopper: FakeDriver, cubins: CubinCache
+) -> None:
+    """In thirds: an item costs three tiles of 32 or of 64 rows, a slow tile two of 32 or 5/3 of 64."""
+    call = call_of(64, *sizes)
+    op = operator(hopper, call, cubins)
+    op.run(**operands_of(call, op.device), stream=7)
+    assert (op._params.item_cost, op._params.slow_cost) == (item, slow)
+
+
+def test_a_cost_is_bounded_by_the_longest_slow_item_or_the_longest_of_all() -> None:
+    costs = Costs(min_rows=128, item_rows=96, slow_rows=992, slow_tile=6)
+    assert costs.most(31, 32) == 9 + 31 * 6
+    assert costs.most(40, 32) == 9 + 31 * 6
+    assert costs.most(100, 32) == 9 + 100 * 3
 
 
 @pytest.mark.parametrize(

@@ -126,8 +126,8 @@ def _split_signatures(dtype: ElementType, shared_bytes: int) -> Iterator[KernelS
                 yield from _combines(ROW_PARTIALS, dtype, sizes, row_tile)
 
 
-# Loading and computing share 65,536 registers; of the widest rows a few values wait in memory while a query
-# is taken, outside the loops over tiles.
+# Loading and computing share 65,536 registers; with the widest rows a thread of the outputs keeps one value
+# in memory until it stores a partial, outside the loops over tiles.
 _HOPPER_LOCAL_BYTES = {(576, 512): 8, (512, 512): 8}
 
 

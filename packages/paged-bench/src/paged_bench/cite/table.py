@@ -28,9 +28,10 @@ def table(record: Record, only: str = "*") -> str:
     if not cases:
         raise RecordError(only, "matches no case", "see the ids in the record")
     shaped = [case for case in cases if case.shape is not None]
-    if shaped and all(layers_of(case) > 1 for case in shaped):
+    measured = [case for case in shaped if case.series]
+    if measured and all(layers_of(case) > 1 for case in measured):
         return _stack_table(record, shaped)
-    if any(case.series for case in shaped):
+    if measured:
         return _attention_table(record, shaped)
     if shaped:
         return _peer_table(record, shaped)
