@@ -49,6 +49,7 @@ def interactive(path: Path) -> str:
 
 
 SCRIPTS = [(path, script) for path in READMES for script in scripts(path)]
+SESSIONS = [path for path in READMES if interactive(path)]
 
 
 def sessions() -> set[str]:
@@ -79,14 +80,16 @@ def test_every_readme_has_an_example(path: Path) -> None:
     assert scripts(path) or interactive(path) or "```console" in path.read_text(encoding="utf-8")
 
 
-def run_session(text: str, where: str) -> None:
+def assert_session(text: str, where: str) -> None:
+    """Run a session's examples, at least one, and compare what each prints."""
     test = doctest.DocTestParser().get_doctest(text, {}, where, where, 0)
     report: list[str] = []
     result = doctest.DocTestRunner(verbose=False).run(test, out=report.append)
     assert result.failed == 0, "".join(report)
+    assert result.attempted > 0, f"{where} has no example"
 
 
-def run_script(example: Example, folder: Path) -> None:
+def assert_script(example: Example, folder: Path) -> None:
     """Run an example in an interpreter of its own and compare what it prints."""
     command = [sys.executable, "-W", "error", "-c", example.body]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
@@ -95,20 +98,22 @@ def run_script(example: Example, folder: Path) -> None:
         assert result.stdout == example.output
 
 
-@pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", SESSIONS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_interactive_examples_print_what_they_say(path: Path) -> None:
-    run_session(interactive(path), str(path.relative_to(ROOT)))
+    assert_session(interactive(path), str(path.relative_to(ROOT)))
 
 
 @pytest.mark.parametrize(("path", "script"), SCRIPTS, ids=[script.where for _, script in SCRIPTS])
 def test_scripts_run_and_print_what_they_say(path: Path, script: Example, tmp_path: Path) -> None:
     assert compile(script.body, script.where, "exec")
     if path not in NEEDS_GPU:
-        run_script(script, tmp_path)
+        assert_script(script, tmp_path)
 
 
 def test_a_wrong_output_is_caught(tmp_path: Path) -> None:
     with pytest.raises(AssertionError):
-        run_script(Example("here", "print(1)", "2\n"), tmp_path)
+        assert_script(Example("here", "print(1)", "2\n"), tmp_path)
     with pytest.raises(AssertionError):
-        run_session(">>> 1 + 1\n3\n", "here")
+        assert_session(">>> 1 + 1\n3\n", "here")
+    with pytest.raises(AssertionError, match="no example"):
+        assert_session("", "here")
