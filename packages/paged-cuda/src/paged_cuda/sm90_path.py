@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Of an item, up to which the default adds the second term of the weights: whole tiles of 32. With tiles of 64
 # it is 960.
 TWO_TERM_KEYS = 992
-# By the rows of a KV tile; measured in prefills (docs/measurements/h200-sm90-log.md, run 11).
+# By the rows of a KV tile; measured in prefills (docs/measurements/h200-sm90-log.md, runs 8 and 11).
 _COSTS = {
     32: Costs(min_rows=128, item_rows=96, slow_tile=6),
     64: Costs(min_rows=128, item_rows=192, slow_tile=5),

@@ -40,16 +40,6 @@ def table(record: Record, only: str = "*") -> str:
     return _plain_table(cases)
 
 
-def us_text(us: float) -> str:
-    """Return microseconds to one decimal, thousands separated.
-
-    Example:
-        >>> us_text(9.32), us_text(2456.46)
-        ('9.3', '2,456.5')
-    """
-    return f"{us:,.1f}"
-
-
 def time_text(us: float) -> str:
     """Return a time with the unit that fits, to three digits or so.
 
@@ -83,19 +73,23 @@ def _attention_table(record: Record, cases: Sequence[Case]) -> str:
         if case.failed is not None:
             rows.append([*sizes, *[""] * (len(columns) - 4), case.failed])
             continue
-        peers = {row.peer: us_text(_peer_median(row.series)) for row in case.peers if row.series}
-        cells = [
-            us_text(floor) if floor else "",
-            *(_median(case.samples(name, "graph")) for name, _ in series),
-        ]
-        cells += [*(peers.get(name, "") for name in names), f"{ratio:.2f}" if ratio else ""]
-        error = f"{case.correctness.relative_error:.1e}" if case.correctness else ""
-        rows.append([*sizes, *cells, error])
+        peers = {row.peer: _number(_peer_median(row.series)) for row in case.peers if row.series}
+        ours = [_median(case.samples(name, "graph")) for name, _ in series]
+        cells = [_number(floor), *ours, *(peers.get(name, "") for name in names), _number(ratio, ".2f")]
+        rows.append([*sizes, *cells, _error(case)])
     return _rows(columns, rows)
 
 
+def _number(value: float | None, spec: str = ",.1f") -> str:
+    return "" if value is None else f"{value:{spec}}"
+
+
 def _median(samples: Samples | None) -> str:
-    return us_text(samples.median) if samples else ""
+    return _number(samples.median if samples else None)
+
+
+def _error(case: Case) -> str:
+    return _number(case.correctness.relative_error if case.correctness else None, ".1e")
 
 
 def _stack_table(record: Record, cases: Sequence[Case]) -> str:
@@ -107,14 +101,12 @@ def _stack_table(record: Record, cases: Sequence[Case]) -> str:
         if step is None:
             rows.append([case.title, *[""] * len(titles), f"failed: {case.failed}"])
             continue
-        error = f"{case.correctness.relative_error:.1e}" if case.correctness else ""
-        times = [us_text(step.median), us_text(step.median / layers_of(case))]
-        cells = [us_text(floor) if floor else "", *times, f"{ratio:.2f}" if ratio else "", error]
+        times = [_number(step.median), _number(step.median / layers_of(case))]
         memory = case.memory or Memory()
-        bytes_of = ((memory.cache_bytes, 1e9), (memory.workspace_bytes, 1e6))
-        cells += ["" if count is None else f"{count / unit:,.1f}" for count, unit in bytes_of]
-        allocations = "" if memory.run_allocations is None else str(memory.run_allocations)
-        rows.append([case.title, *cells, allocations])
+        caches, workspace = memory.cache_bytes, memory.workspace_bytes
+        sizes = [_number(caches and caches / 1e9), _number(workspace and workspace / 1e6)]
+        cells = [_number(floor), *times, _number(ratio, ".2f"), _error(case), *sizes]
+        rows.append([case.title, *cells, _number(memory.run_allocations, "d")])
     return _rows(columns, rows)
 
 
@@ -125,9 +117,9 @@ def _peer_table(record: Record, cases: Sequence[Case]) -> str:
         known = {row.peer: row for row in case.peers if row.series}
         floor = record.floor_us(case)
         best = min((_peer_median(row.series) for row in known.values()), default=None)
-        times = [us_text(_peer_median(known[name].series)) if name in known else "" for name in names]
-        ratio = f"{best / floor:.2f}" if best and floor else ""
-        rows.append([case.title, us_text(floor) if floor else "", *times, ratio])
+        times = [_number(_peer_median(known[name].series)) if name in known else "" for name in names]
+        ratio = _number(best / floor if best and floor else None, ".2f")
+        rows.append([case.title, _number(floor), *times, ratio])
     return _rows(["case", "floor", *map(peer_name, names), "best over floor"], rows)
 
 

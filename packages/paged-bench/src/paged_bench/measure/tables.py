@@ -104,8 +104,8 @@ def models() -> tuple[CaseSpec, ...]:
     """Return whole stacks and the ranks of their tensor-parallel halves; what fits 141 GB of memory.
 
     A latent cache is not divided among ranks, so the rank's row has the same bytes and fewer heads. 32 x
-    131,072 and 128 x 32,768 would need 295 to 377 GB and are left out. A run that is cut short has every
-    model.
+    131,072 and 128 x 32,768 would need 295 to 377 GB and are left out. Shape by shape, so that a run that is
+    cut short has every model.
     """
     shapes = ((1, 4096), (32, 4096), (1, 32_768), (128, 4096), (1, 131_072), (32, 32_768))
     kinds = (
