@@ -182,6 +182,12 @@ def test_a_table_of_attention(files, capsys):
     assert "matches no case" in refusal(["record", "table", files / "base.json", "--only", "x*"], capsys)
 
 
+def test_a_table_of_nothing_but_failures_says_why():
+    lines = table(a_record(cases=a_record().cases[1:])).splitlines()
+    assert lines[0] == "| case | heads | dims | floor µs | ratio | error |"
+    assert lines[2] == "| 2 x 4,096 | 16 | 576/512 |  |  | no memory |"
+
+
 def test_a_table_of_attention_holds_the_peers_of_the_same_run():
     rows = (PeerRow(peer="sdpa", series=(samples(20.0),)), PeerRow(peer="flex", failed="not installed"))
     ours, failed = a_record().cases

@@ -31,10 +31,10 @@ def table(record: Record, only: str = "*") -> str:
     measured = [case for case in shaped if case.series]
     if measured and all(layers_of(case) > 1 for case in measured):
         return _stack_table(record, shaped)
-    if measured:
-        return _attention_table(record, shaped)
-    if shaped:
+    if shaped and not measured and any(case.peers for case in shaped):
         return _peer_table(record, shaped)
+    if shaped:
+        return _attention_table(record, shaped)
     if all(isinstance(case.parameters.get(key), int | float) for case in cases for key in _SIZES):
         return _growth_table(cases)
     return _plain_table(cases)
