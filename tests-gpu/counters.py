@@ -23,7 +23,7 @@ from paged_bench.measure.counters import CudaCounters
 from paged_bench.measure.inputs import Footprint, InputMaker, Pool, host_plans
 from paged_bench.measure.step import operator_of, run_step
 from paged_bench.measure.suite import CaseSpec
-from paged_bench.measure.tables import decode, prefill, ragged
+from paged_bench.measure.tables import decode, mixed, prefill, ragged
 from paged_cuda import Device, require_driver
 
 SECTIONS = ("SpeedOfLight", "WarpStateStats", "LaunchStats", "SchedulerStats", "MemoryWorkloadAnalysis")
@@ -66,11 +66,14 @@ def cases_of(path: str) -> list[CaseSpec]:
         wide = [decode(*shape, 16) for shape in shapes]
         return [*wide, ragged(16), decode(64, 4096, 16, **narrow, weight_terms=2)]
     return [
-        *(decode(*shape, 64) for shape in (*shapes, (64, 4096))),
-        *(decode(*shape, 128) for shape in ((16, 8192), (128, 4096))),
+        *(decode(*shape, 64) for shape in (*shapes, (64, 4096), (1, 131_072), (16, 8192), (256, 1024))),
+        *(decode(*shape, 128) for shape in ((16, 8192), (128, 4096), (1, 4096), (64, 4096))),
         decode(128, 4096, 128, block_size=16),
         decode(64, 4096, 64, **narrow),
         prefill(16),
+        prefill(128),
+        prefill(16, 192, 128),
+        mixed(64, 4096, 2048, 128),
     ]
 
 

@@ -1,6 +1,7 @@
 """What only the Hopper path has: tensor maps of every geometry, roles that race if a fence is missing."""
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from problems import Case, build
 
 REPLAYS = int(os.environ.get("PAGED_STRESS_REPLAYS", "100000"))
 BATCHES = 8
+NARROW_BATCHES = 4
 
 
 def require(stream: Stream, case: Case) -> None:
@@ -90,19 +92,46 @@ def test_the_pipeline_on_its_own(block_size: int, past: tuple[int, ...], stream:
     assert_close_but_for_weights("Hopper: pipeline", "sm90", got, reference(problem), case.heads)
 
 
+@pytest.mark.parametrize("odd", [False, True])
+@pytest.mark.parametrize("weight_terms", [1, 2])
+@pytest.mark.parametrize("past", [(5, 64), (127, 128), (129, 300), (1_000, 4_001)])
+def test_streams_of_tiles_join_whatever_their_maxima(
+    past: tuple[int, int], weight_terms: int, odd: bool, stream: Stream
+) -> None:
+    """With 128 value columns every other tile has a maximum of its own.
+
+    In the first request it is far above the other's; in the second every other page is missing, so that one
+    of the two has seen nothing.
+    """
+    pages = range(int(odd), -(-(past[1] + 2) // 64), 2)
+    case = Case(
+        (1, 2), past, heads=40, head_size=192, v_head_size=128, holes=tuple((1, page) for page in pages)
+    )
+    require(stream, case)
+    problem = build(case)
+    cache = problem.inputs["key_cache"].copy()
+    for block in problem.inputs["block_table"][0, int(odd) : -(-(past[0] + 1) // 64) : 2]:
+        cache[block] = (30 * cache[block].astype(np.float32)).astype(cache.dtype)
+    problem = problem.changed(key_cache=cache)
+    got = run(problem, stream, "sm90", weight_terms=weight_terms)
+    assert_close_but_for_weights("Hopper: streams", "sm90", got, reference(problem), case.heads)
+
+
 def test_replays_under_stress_repeat_bit_for_bit(stream: Stream, facts: dict[str, Any]) -> None:
-    """A hundred thousand replays of eight batches in random order, each compared with its batch's first.
+    """A hundred thousand replays of twelve batches in random order, each compared with its batch's first.
 
     Every other batch has pages smaller than a tile, for which two warps load. Slices are of about ten tiles,
-    in which one to three asks for leave are compared with the other blocks.
+    in which one to three asks for leave are compared with the other blocks. Of the last four, with 128 value
+    columns, two warpgroups compute the scores in turn.
     """
     rng = np.random.default_rng(11)
     heads = 64
     cases = []
-    for seed in range(BATCHES):
-        spread = 2_500 if seed < BATCHES - 2 else 20_000
+    for seed in range(BATCHES + NARROW_BATCHES):
+        spread = 20_000 if BATCHES - 2 <= seed < BATCHES else 2_500
         past = tuple(int(n) for n in rng.integers(spread // 2, spread, 2))
-        cases.append(Case((1, 1), past, heads=heads, block_size=16 if seed % 2 else 64, seed=seed))
+        case = Case((1, 1), past, heads=heads, block_size=16 if seed % 2 else 64, seed=seed)
+        cases.append(case if seed < BATCHES else replace(case, head_size=192, v_head_size=128))
     require(stream, cases[0])
     graphs, outputs = [], []
     for case in cases:
@@ -111,7 +140,7 @@ def test_replays_under_stress_repeat_bit_for_bit(stream: Stream, facts: dict[str
             call_of(problem), bounds_of(problem), device=stream.device, kernel="sm90"
         ).prepare()
         arrays = upload(problem, stream)
-        output = poisoned((2, heads * 512), "bfloat16", stream)
+        output = poisoned((2, heads * case.v_head_size), "bfloat16", stream)
         op.run(**arrays, output=output, stream=stream)  # what a graph refers to stays alive with it
         with CapturedGraph(stream) as graph:
             op.run(**arrays, output=output, stream=stream)
@@ -122,7 +151,7 @@ def test_replays_under_stress_repeat_bit_for_bit(stream: Stream, facts: dict[str
         graph.replay()
         first.append(output.to_numpy(stream).tobytes())
     facts["stress replays"] = REPLAYS
-    for batch in rng.integers(0, BATCHES, REPLAYS):
+    for batch in rng.integers(0, len(graphs), REPLAYS):
         graphs[batch].replay()
         if outputs[batch].to_numpy(stream).tobytes() != first[batch]:
             pytest.fail(f"a replay of batch {batch} differs from its first")

@@ -10,7 +10,15 @@ from paged_cuda.bounds import INT32_MAX, Bounds
 from paged_cuda.errors import ArgumentMismatch
 from paged_cuda.launch_plan import LaunchSpec, PathOptions, PathPlan
 from paged_cuda.signature import element_type
-from paged_cuda.sm90_shape import MAX_SLABS, MAX_V_HEAD_SIZE, ROW_TILE, HopperShape, shape_for, slabs_of
+from paged_cuda.sm90_shape import (
+    MAX_SLABS,
+    MAX_V_HEAD_SIZE,
+    ROW_TILE,
+    HopperShape,
+    score_warpgroups,
+    shape_for,
+    slabs_of,
+)
 from paged_cuda.split_plan import PAIRED_PARTIALS, Costs, SplitSizes, padded_v_head_size, split_plan
 from paged_cuda.tensor_maps import SLAB_CHANNELS, MapPlan
 
@@ -20,10 +28,12 @@ if TYPE_CHECKING:
 # Of an item, up to which the default adds the second term of the weights: whole tiles of 32. With tiles of 64
 # it is 960.
 TWO_TERM_KEYS = 992
-# By the rows of a KV tile; measured in prefills (docs/measurements/h200-sm90-log.md, runs 8 and 11).
+# By the rows of a KV tile and the warpgroups that compute scores; measured in prefills
+# (docs/measurements/h200-sm90-log.md, runs 8, 11 and 12).
 _COSTS = {
-    32: Costs(min_rows=128, item_rows=96, slow_tile=6),
-    64: Costs(min_rows=128, item_rows=192, slow_tile=5),
+    (32, 1): Costs(min_rows=128, item_rows=96, slow_tile=6),
+    (64, 1): Costs(min_rows=128, item_rows=192, slow_tile=5),
+    (64, 2): Costs(min_rows=128, item_rows=192, slow_tile=4),
 }
 # From how many query rows of a request on this path is faster than `sm80`, by padded value columns: what the
 # records h200-standard-sm80.json and h200-standard-sm90.json show; a test holds it to them.
@@ -65,6 +75,7 @@ class HopperPath:
         head_size, v_head_size = call.head_size or 0, call.v_head_size or 0
         if shape is None:
             raise ArgumentMismatch("kernel", "head sizes", (head_size, v_head_size), "sizes that it serves")
+        costs = _COSTS[shape.kv_tile, score_warpgroups(head_size, v_head_size)]
         first, width = rotated_slabs(call)
         terms = {None: TWO_TERM_KEYS, 1: 0, 2: INT32_MAX}[options.weight_terms]
 
@@ -86,7 +97,7 @@ class HopperPath:
             multiprocessors=properties.multiprocessors,
             blocks_per_multiprocessor=1,
             split_rows=options.split_rows,
-            costs=replace(_COSTS[shape.kv_tile], slow_rows=terms),
+            costs=replace(costs, slow_rows=terms),
             partials=PAIRED_PARTIALS,
             query_channels=(first, width),
             own_regions={"progress": 8},

@@ -24,8 +24,8 @@ class HopperShape:
         kv_tile: KV rows of a stage of the ring.
         stages: Stages of the ring.
         held_slabs: 64-channel slabs of the query that stay in registers.
-        registers: Registers a thread of the score, output and loading warpgroups: twice the second and the
-            others are at most what 512 threads get at launch, 4 x 128.
+        registers: Registers a thread of the score, output and loading warpgroups. Four warpgroups together
+            get at most what 512 threads get at launch, 4 x 128.
     """
 
     kv_tile: int
@@ -40,7 +40,7 @@ class HopperShape:
 
     @property
     def threads(self) -> int:
-        """Threads of a block: scores, two warpgroups of outputs, loading."""
+        """Threads of a block: four warpgroups, of which one loads."""
         return 512
 
     def shared_bytes(self, head_size: int, v_head_size: int) -> int:
@@ -49,7 +49,8 @@ class HopperShape:
         ring = self.stages * slabs * self.kv_tile * 128
         kept = (-(-head_size // 64) - self.held_slabs) * ROW_TILE * 128
         weights = 2 * (8192 if self.kv_tile == 32 else 16384)
-        factors = 2 * 2 * ROW_TILE * 4 + 2 * 4 * 4
+        kinds = 3 if score_warpgroups(head_size, v_head_size) == 2 else 2  # numbers a row that a buffer has
+        factors = kinds * 2 * ROW_TILE * 4 + 2 * 4 * 4
         records, barriers, words = 8 * 64, 8 * (2 * self.stages + 6), 4 * self.stages + 64
         return ring + kept + weights + factors + records + barriers + words
 
@@ -75,6 +76,14 @@ def slabs_of(head_size: int, v_head_size: int) -> int:
     return max(-(-head_size // 64), padded_v_head_size(v_head_size) // 64)
 
 
+def score_warpgroups(head_size: int, v_head_size: int) -> int:
+    """Return how many of three warpgroups compute scores, the others outputs.
+
+    Two where the registers of one hold the outputs of both, and those of each of the two the query.
+    """
+    return 2 if -(-head_size // 64) <= 4 and padded_v_head_size(v_head_size) == 128 else 1
+
+
 def shape_for(head_size: int, v_head_size: int, shared_bytes: int) -> HopperShape | None:
     """Return the shape for these head sizes, or None where the kernel has none.
 
@@ -86,6 +95,8 @@ def shape_for(head_size: int, v_head_size: int, shared_bytes: int) -> HopperShap
         return None
     kv_tile = 64 if slabs <= 6 and columns <= 256 else 32
     registers = {128: (232, 88, 104), 256: (232, 112, 56)}.get(columns, (168, 160, 24))
+    if score_warpgroups(head_size, v_head_size) == 2:
+        registers = (160, 168, 24)
     for stages in range(8, 2 if kv_tile == 64 else 3, -1):
         shape = HopperShape(kv_tile, stages, min(slabs, 6), registers)
         if shape.shared_bytes(head_size, v_head_size) <= shared_bytes:

@@ -14,14 +14,19 @@
 // With scores on one warpgroup and O on two there is no exchange of P or of maxima between warpgroups, and Q can leave shared
 // memory, which pays for a deep ring of small tiles.
 //
-// Barriers (all mbarriers; nothing joins the whole CTA after the start):
+// Where O has 128 columns and the query at most four slabs (kDual), one warpgroup holds O twice and a second one computes scores:
+// each takes every other tile, with a maximum and a sum of its own (a stream), and the outputs join the two where a fragment ends. All
+// of a tile's scores are issued before its softmax, which runs under the other stream's products. The two issue in turn, by named
+// barriers: left alone they fall into step, and then the tensor cores wait for both softmaxes.
+//
+// Barriers (mbarriers, but for the turns of two streams; nothing joins the whole CTA after the start):
 //   full[s]           bytes of stage s landed: 1 arrival + bytes        scores, outputs wait. Where warp 13 loads too it arrives as well,
 //                     even if it has no bytes for the stage: none may be used up before both saw it empty, as a later look would
 //                     find the phase after that and wait for one that never comes
 //   empty[s]          stage s may be overwritten: 8 arrivals            loading waits. KV tile: one of each output warp once its products
-//                     are complete, which implies that the scores are. Query tile: two of each score warp.
+//                     are complete, which implies that the scores are. Query tile: two of each score warp. kDual: two and one.
 //   weights_full[b]   P buffer b written: 4 arrivals, one a score warp  outputs wait
-//   weights_empty[b]  P buffer b read: 8 arrivals                       scores wait
+//   weights_empty[b]  P buffer b read: an arrival of each output warp   scores wait. kDual: stream b has buffer b.
 //   asked, granted    leave to load further tiles: 1 arrival            warp 14, loading wait
 // Fences between the proxies:
 //   P, zeroed rows of a stage and kept query slabs are generic stores that wgmma reads: each storing thread fences, then arrives or
@@ -59,10 +64,12 @@ constexpr int kSlabs = kQuerySlabs > kVPadded / 64 ? kQuerySlabs : kVPadded / 64
 constexpr int kSlabBytes = KV_TILE * 128, kStageBytes = kSlabs * kSlabBytes;
 constexpr int kQueryStages = kRows / KV_TILE;           // stages that carry a query tile
 constexpr int kScores = KV_TILE / 2;                    // of a thread: two rows
-constexpr int kColumns = kVPadded / 2;                  // of an output warpgroup
+constexpr bool kDual = kVPadded == 128 && kQuerySlabs <= 4;   // two warpgroups of scores, one of outputs
+constexpr int kColumns = kVPadded / 2;                  // of an output warpgroup, or of each half of the only one
 constexpr int kAhead = kQuerySlabs >= 6 ? 2 : 1;        // slabs of the next tile's scores that are issued before this tile's are complete
 constexpr int kFragments = 8;
-constexpr int kScoreThreads = 128, kScoreWarps = 4, kOutputWarps = 8;
+constexpr int kScoreThreads = 128, kScoreWarps = 4, kOutputWarps = kDual ? 4 : 8;
+constexpr int kReleases = 8;                            // arrivals that free a stage
 constexpr float kLazy = 8.f;
 
 constexpr int kWeightBytes = KV_TILE == 32 ? 8192 : 16384;   // both buffers; two of 32 columns share one 128-byte row
@@ -71,7 +78,8 @@ constexpr int kWeightOffset = kKeptOffset + kKept * kRows * 128;
 constexpr int kRemainderOffset = kWeightOffset + kWeightBytes;
 constexpr int kRescaleOffset = kRemainderOffset + kWeightBytes;
 constexpr int kInverseOffset = kRescaleOffset + 2 * kRows * 4;
-constexpr int kGrewOffset = kInverseOffset + 2 * kRows * 4;
+constexpr int kTopOffset = kInverseOffset + 2 * kRows * 4;   // a stream's maxima
+constexpr int kGrewOffset = kTopOffset + (kDual ? 2 * kRows * 4 : 0);
 constexpr int kFragmentOffset = kGrewOffset + 2 * kScoreWarps * 4;
 constexpr int kFragmentBytes = 64;
 constexpr int kBarrierOffset = kFragmentOffset + kFragments * kFragmentBytes;
@@ -82,6 +90,7 @@ constexpr int kSharedBytes = kStartOffset + 64;
 
 static_assert(kSharedBytes == SHARED_BYTES, "the host asks for what the kernel lays out");
 static_assert(KV_TILE == 32 || KV_TILE == 64, "tiles that the wrappers know");
+static_assert(!kDual || (KV_TILE == 64 && kKept == 0), "a buffer of weights for each stream, the whole query in registers");
 static_assert(kHeld >= 1 && kKept >= 0 && kQuerySlabs <= 9 && kVPadded <= 512, "registers");
 static_assert(STAGES > kQueryStages, "a query and a key tile");
 static_assert(2 * kFragments > STAGES + 2, "records outlive the outputs of their fragment");
@@ -131,6 +140,7 @@ struct Ring {
 struct Buffers {
   int buffer = 0, phase = 0;
   __device__ __forceinline__ void advance() {
+    if (kDual) { phase ^= 1; return; }   // one for each warpgroup of scores
     buffer ^= 1;
     phase ^= buffer == 0;
   }
@@ -296,7 +306,7 @@ __device__ __forceinline__ void load(const AttentionParams& p, const TensorMaps&
 
 // ----------------------------------------------------------------------------------------------------------------- scores
 
-__device__ __forceinline__ void meet_score_warps() { asm volatile("bar.sync 1, %0;" ::"n"(kScoreThreads) : "memory"); }
+__device__ __forceinline__ void meet_score_warps(int stream = 0) { asm volatile("bar.sync %0, %1;" ::"r"(1 + stream), "n"(kScoreThreads) : "memory"); }
 
 // A loop whose index is a constant expression in every round.
 template <int kValue>
@@ -332,12 +342,19 @@ struct Scorer {
   Ring ring;
   Buffers buffers;
   float top0, top1, sum0, sum1, rescale0, rescale1;   // the maximum followed, this thread's share of the sum
-  float new0, new1;
   u32 weights[kScores / 2];                           // A fragments
   int position;                                       // of the tile that the softmax is at
   int kv_begin, kv_end, clean_begin, clean_end;       // keys of the item (of a window, they begin in its first tile); keys that every row sees
   u32 mapped;                                         // its 16-row groups whose pages exist
   bool grew;
+  bool turn;                                          // whether this of two warpgroups of scores is the next to multiply
+
+  __device__ __forceinline__ void take_turn(int stream) {
+    if (!turn) asm volatile("bar.sync %0, %1;" ::"r"(3 + stream), "n"(2 * kScoreThreads) : "memory");
+  }
+  __device__ __forceinline__ void give_turn(int stream) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(4 - stream), "n"(2 * kScoreThreads) : "memory");
+  }
 
   __device__ __forceinline__ void enter(u32 fragment) {
     position = Shared::word(fragment, kPosition);
@@ -353,10 +370,10 @@ struct Scorer {
   }
 
   // Waits for a tile of keys and zeroes the rows of it that the item must not see.
-  __device__ __forceinline__ void acquire_keys(int kv_begin, int tile_position) {
+  __device__ __forceinline__ void acquire_keys(int first_seen, int tile_position) {
     barrier_wait(shared.full(ring.stage), ring.phase);
-    if (likely(tile_position >= kv_begin && tile_position + KV_TILE <= kv_end)) return;
-    const int dead_before = max(kv_begin - tile_position, 0), first_behind = max(min(kv_end - tile_position, KV_TILE), dead_before);
+    if (likely(tile_position >= first_seen && tile_position + KV_TILE <= kv_end)) return;
+    const int dead_before = max(first_seen - tile_position, 0), first_behind = max(min(kv_end - tile_position, KV_TILE), dead_before);
     const int dead = dead_before + KV_TILE - first_behind;
 #pragma unroll 1
     for (int k = thread; k < dead * kSlabs * 8; k += kScoreThreads) {
@@ -364,10 +381,10 @@ struct Scorer {
       store_s32x4(shared.stage(ring.stage) + (word >> 3) * kSlabBytes + r * 128 + (word & 7) * 16, 0, 0, 0, 0);
     }
     publish_to_async_proxy();
-    meet_score_warps();
+    meet_score_warps(kDual ? buffers.buffer : 0);
   }
 
-  // Reads which pages of the tile in the ring exist; where the tensor cores have enough to do, as the value is waited for.
+  // Reads which pages of the tile in the ring exist; where products are under way, as the value is waited for.
   __device__ __forceinline__ void look_at_pages() { mapped = load_s32(shared.mapped(ring.stage)); }
 
   // Turns scores into what the exponential takes, masked.
@@ -395,9 +412,8 @@ struct Scorer {
       if (!seen) s[j] = kMasked;
     }
   }
-  __device__ __forceinline__ void find_maximum(const float* s) {
-    new0 = fmaxf(s[0], s[1]);
-    new1 = fmaxf(s[2], s[3]);
+  __device__ __forceinline__ void follow_maximum(const float* s) {
+    float new0 = fmaxf(s[0], s[1]), new1 = fmaxf(s[2], s[3]);
 #pragma unroll
     for (int j = 4; j < kScores; j += 4) {
       new0 = fmaxf(new0, fmaxf(s[j], s[j + 1]));
@@ -405,8 +421,6 @@ struct Scorer {
     }
     new0 = fmaxf(new0, __shfl_xor_sync(~0u, new0, 1));
     new1 = fmaxf(new1, __shfl_xor_sync(~0u, new1, 1));
-  }
-  __device__ __forceinline__ void follow_maximum() {
     new0 = fmaxf(new0, __shfl_xor_sync(~0u, new0, 2));
     new1 = fmaxf(new1, __shfl_xor_sync(~0u, new1, 2));
     const bool grew0 = (new0 - top0) * slope > kLazy, grew1 = (new1 - top1) * slope > kLazy;
@@ -464,9 +478,10 @@ struct Scorer {
     __syncwarp();
     if (lane == 0) barrier_arrive(shared.weights_full(buffers.buffer));
     buffers.advance();
-    position += KV_TILE;
+    position += kDual ? 2 * KV_TILE : KV_TILE;
   }
-  // The rows' sums: 1 / sum for the outputs, the log-sum-exp for the caller or the combine kernel.
+  // The rows' sums: 1 / sum for the outputs, the log-sum-exp for the caller or the combine kernel. Of a stream the outputs get sum and
+  // maximum, as they join it with the other.
   __device__ __forceinline__ void finish_rows(u32 fragment) {
     sum0 += __shfl_xor_sync(~0u, sum0, 1);
     sum1 += __shfl_xor_sync(~0u, sum1, 1);
@@ -474,6 +489,13 @@ struct Scorer {
     sum1 += __shfl_xor_sync(~0u, sum1, 2);
     if (lane & 3) return;
     const u32 at = shared.base + kInverseOffset + (buffers.buffer * kRows + row) * 4;
+    if (kDual) {
+      store_f32(at, sum0);
+      store_f32(at + 32, sum1);
+      store_f32(at + kTopOffset - kInverseOffset, fmaxf(top0 * slope, kStartMax));   // where nothing was seen, no infinity
+      store_f32(at + kTopOffset - kInverseOffset + 32, fmaxf(top1 * slope, kStartMax));
+      return;
+    }
     store_f32(at, sum0 > 0.f ? 1.f / sum0 : 0.f);
     store_f32(at + 32, sum1 > 0.f ? 1.f / sum1 : 0.f);
     const int row0 = Shared::word(fragment, kRow0), rows = Shared::word(fragment, kLiveRows), slot = Shared::word(fragment, kSlot);
@@ -523,7 +545,7 @@ struct Scorer {
       __syncwarp();
     }
     if (lane == 0) {
-      barrier_arrive_times(shared.empty(ring.stage), 2);
+      barrier_arrive_times(shared.empty(ring.stage), kDual ? 1 : 2);
       if (kQueryStages == 2) barrier_arrive_times(shared.empty(second.stage), 2);
     }
     ring = second;
@@ -544,8 +566,7 @@ template <int kTerms>
 __device__ __forceinline__ void finish_tile(Scorer& x, float* s, u32 fragment, bool first, bool last) {
   warpgroup_wait<0>();
   x.finish_scores(s, fragment);
-  x.find_maximum(s);
-  x.follow_maximum();
+  x.follow_maximum(s);
 #pragma unroll
   for (int block = 0; block < kScores / 4; block++) x.weigh(s, block);
   x.await_buffer();
@@ -573,6 +594,29 @@ __device__ __forceinline__ void score_two_terms(Scorer& x, u32 fragment, const u
   }
 }
 
+// Every other tile of a fragment, from `stream` on: the other warpgroup of scores has those between, and a maximum and a sum of its own.
+// They multiply in turn, in the order of the tiles: left alone they fall into step, and then the tensor cores wait for two softmaxes.
+template <int kTerms>
+__device__ __forceinline__ void score_stream(Scorer& x, u32 fragment, const u32* query, u64 kept, u64 keys_base, int stream, bool last) {
+  const int tiles = Shared::word(fragment, kTiles);
+  float s[kScores];
+  x.position += stream * KV_TILE;
+#pragma unroll 1
+  for (int t = 0; t < tiles; t++) {
+    if ((t & 1) == stream) {
+      x.acquire_keys(t == 0 ? x.kv_begin : 0, x.position);
+      x.take_turn(stream);
+      multiply_tile(s, x, query, kept, keys_base);
+      // The next tile is the other's, but after an odd number of them, as each fragment begins with stream 0.
+      x.turn = t == tiles - 1 && (stream == 0 || last);
+      if (!x.turn) x.give_turn(stream);
+      x.look_at_pages();
+      finish_tile<kTerms>(x, s, fragment, t < 2, t + 2 >= tiles);
+    }
+    x.ring.advance();
+  }
+}
+
 // The tiles of a fragment with one-term weights: the softmax of a tile is worked off between the first slabs of the next and the others.
 __device__ __forceinline__ void score_one_term(Scorer& x, u32 fragment, const u32* query, u64 kept, u64 keys_base) {
   float even[kScores], odd[kScores];
@@ -586,8 +630,7 @@ __device__ __forceinline__ void score_one_term(Scorer& x, u32 fragment, const u3
     warpgroup_commit();
     warpgroup_wait<1>();
     x.finish_scores(current, fragment);
-    x.find_maximum(current);
-    x.follow_maximum();
+    x.follow_maximum(current);
 #pragma unroll
     for (int block = 0; block < kScores / 4; block++) x.weigh(current, block);
     x.await_buffer();
@@ -614,11 +657,15 @@ __device__ __forceinline__ void score_one_term(Scorer& x, u32 fragment, const u3
   }
 }
 
-__device__ __forceinline__ void score(const AttentionParams& p, const Shared& shared, int thread) {
-  const int lane = thread & 31, warp = thread >> 5;
+__device__ __forceinline__ void score(const AttentionParams& p, const Shared& shared, int block_thread) {
+  const int stream = kDual ? block_thread >> 7 : 0, thread = kDual ? block_thread & 127 : block_thread, lane = thread & 31, warp = thread >> 5;
   const float factor = p.softcap > 0.f ? 2.f * kLog2E * p.scale / p.softcap : p.scale * kLog2E;
   const bool ordered = !(p.softcap > 0.f) && factor > 1e-12f && factor < 1e12f;
   Scorer x{p, shared, thread, lane, warp, warp * 16 + (lane >> 2), factor, ordered ? factor : 1.f};
+  if (kDual) {
+    x.buffers.buffer = stream;
+    x.turn = stream == 0;
+  }
   wait_for_previous_kernels();
   const u64 kept = matrix_descriptor(shared.base + kKeptOffset, 16), keys_base = matrix_descriptor(shared.base, 16);
   u32 query[16 * kHeld];
@@ -630,8 +677,14 @@ __device__ __forceinline__ void score(const AttentionParams& p, const Shared& sh
     x.take_query(query);
     x.enter(fragment);
     last = Shared::word(fragment, kLast);
-    if (Shared::word(fragment, kItemTiles) <= p.slow_tiles) score_two_terms(x, fragment, query, kept, keys_base);
-    else score_one_term(x, fragment, query, kept, keys_base);
+    const bool two_terms = Shared::word(fragment, kItemTiles) <= p.slow_tiles;
+    if constexpr (kDual) {
+      if (two_terms) score_stream<2>(x, fragment, query, kept, keys_base, stream, last);
+      else score_stream<1>(x, fragment, query, kept, keys_base, stream, last);
+    } else {
+      if (two_terms) score_two_terms(x, fragment, query, kept, keys_base);
+      else score_one_term(x, fragment, query, kept, keys_base);
+    }
   }
 }
 
@@ -784,6 +837,103 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const Shared& s
   }
 }
 
+// The outputs of two streams of tiles, each with its own maximum and sum, joined where the fragment ends.
+__device__ __forceinline__ void attend_streams(const AttentionParams& p, const Shared& shared, int warp, int lane) {
+  const int row = warp * 16 + (lane >> 2);
+  wait_for_previous_kernels();
+  const u64 weights_base = matrix_descriptor(shared.base + kWeightOffset, 16), values_base = matrix_descriptor(shared.base, kSlabBytes);
+  float even[kVPadded / 2], odd[kVPadded / 2];
+  Ring ring;
+  int phase[2] = {0, 0};
+  bool last = false;
+#pragma unroll 1
+  for (int f = 0; !last; f++) {
+    const u32 fragment = shared.fragment(f);
+#pragma unroll
+    for (int q = 0; q < kQueryStages; q++) ring.advance();
+    barrier_wait(shared.weights_full(0), phase[0]);   // the record was there before the scores
+    const int tiles = Shared::word(fragment, kTiles);
+    const bool two_terms = Shared::word(fragment, kItemTiles) <= p.slow_tiles;
+    last = Shared::word(fragment, kLast);
+    float top[2][2] = {{kStartMax, kStartMax}, {kStartMax, kStartMax}}, sum[2][2] = {};
+    auto multiply = [&](float* out, auto stream_constant, bool add, bool ends) {
+      constexpr int stream = decltype(stream_constant)::value;
+      barrier_wait(shared.weights_full(stream), phase[stream]);
+      phase[stream] ^= 1;
+      barrier_wait(shared.full(ring.stage), ring.phase);
+      if (load_s32(shared.base + kGrewOffset + (stream * kScoreWarps + warp) * 4)) {
+        const u32 at = shared.base + kRescaleOffset + (stream * kRows + row) * 4;
+        const float rescale0 = load_f32(at), rescale1 = load_f32(at + 32);
+#pragma unroll
+        for (int j = 0; j < kVPadded / 2; j++) out[j] *= j & 2 ? rescale1 : rescale0;
+      }
+      const u64 weights = weights_base + stream * (8192 >> 4), values = values_base + (u64)(ring.stage * (kStageBytes >> 4));
+      warpgroup_fence();
+#pragma unroll
+      for (int k = 0; k < KV_TILE / 16; k++) add_outputs_128(out, weights + k * 2, values + k * (2048 >> 4), k > 0 || add);
+      if (two_terms) {
+#pragma unroll
+        for (int k = 0; k < KV_TILE / 16; k++) add_outputs_128(out, weights + (kWeightBytes >> 4) + k * 2, values + k * (2048 >> 4), true);
+      }
+      warpgroup_commit();
+      warpgroup_wait<0>();
+      if (ends) {
+        const u32 at = shared.base + kInverseOffset + (stream * kRows + row) * 4;
+        sum[stream][0] = load_f32(at);
+        sum[stream][1] = load_f32(at + 32);
+        top[stream][0] = load_f32(at + kTopOffset - kInverseOffset);
+        top[stream][1] = load_f32(at + kTopOffset - kInverseOffset + 32);
+      }
+      __syncwarp();
+      if (lane == 0) {
+        barrier_arrive_times(shared.empty(ring.stage), 2);
+        barrier_arrive(shared.weights_empty(stream));
+      }
+      ring.advance();
+    };
+#pragma unroll 1
+    for (int t = 0; t < tiles; t += 2) {
+      multiply(even, Constant<0>{}, t > 0, t + 2 >= tiles);
+      if (t + 1 < tiles) multiply(odd, Constant<1>{}, t > 0, t + 3 >= tiles);
+    }
+    float inverse[2], lse[2], weight[2][2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const float most = fmaxf(top[0][r], top[1][r]);
+      weight[0][r] = exp2_fast(top[0][r] - most);
+      weight[1][r] = exp2_fast(top[1][r] - most);
+      const float all = sum[0][r] * weight[0][r] + sum[1][r] * weight[1][r];
+      inverse[r] = all > 0.f ? 1.f / all : 0.f;
+      lse[r] = all > 0.f ? most + log2_fast(all) : kStartMax;
+    }
+    if (tiles > 1) {
+#pragma unroll
+      for (int j = 0; j < kVPadded / 2; j++) even[j] = even[j] * weight[0][j >> 1 & 1] + odd[j] * weight[1][j >> 1 & 1];
+    }
+    const int row0 = Shared::word(fragment, kRow0), rows = Shared::word(fragment, kLiveRows), slot = Shared::word(fragment, kSlot);
+    if (slot < 0) {
+#pragma unroll
+      for (int half = 0; half < 2; half++)
+        store_output(p, even + half * (kColumns / 2), row0, row, rows, half * kColumns, inverse[0], inverse[1], lane);
+      if (p.lse && (lane & 3) == 0) {
+        float* const to = p.lse + (i64)row0 + row;
+        if (row < rows) to[0] = lse[0] > kStartMax ? lse[0] * kLn2 : kMinusInfinity;
+        if (row + 8 < rows) to[8] = lse[1] > kStartMax ? lse[1] * kLn2 : kMinusInfinity;
+      }
+    } else {
+      const u32 at = ((u32)slot * p.row_tiles + blockIdx.x) * kRows + row;
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        store_partial(p, even + half * (kColumns / 2), at, half * kColumns, half, inverse[0], inverse[1], lane, row < rows);
+        if ((lane & 3) == 0) {
+          if (row < rows) *partial_facts(p, at, half) = lse[0];
+          if (row + 8 < rows) *partial_facts(p, at + 8, half) = lse[1];
+        }
+      }
+    }
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_constant__ AttentionParams p, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const Shared shared{shared_address(shared_memory)};
@@ -792,7 +942,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
   if (thread == 0) {
     for (int s = 0; s < STAGES; s++) {
       barrier_init(shared.full(s), 1 << p.block_shift < KV_TILE ? 2 : 1);
-      barrier_init(shared.empty(s), kOutputWarps);
+      barrier_init(shared.empty(s), kReleases);
     }
     for (int b = 0; b < 2; b++) {
       barrier_init(shared.weights_full(b), kScoreWarps);
@@ -830,11 +980,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
       if (lane_now() == 0)
         grant_leave(p, shared.start(kStartCount), shared.start(kStartAll) * gridDim.x, shared.start(kStartTiles) > p.slow_tiles, shared.asked(), shared.granted());
     }
-  } else if (thread < 128) {
+  } else if (thread < (kDual ? 256 : 128)) {
     set_registers<SCORE_REGISTERS>();
     score(p, shared, thread);
   } else {
     set_registers<OUTPUT_REGISTERS>();
-    attend(p, shared, (thread >> 7) - 1, thread >> 5 & 3, thread & 31);
+    if constexpr (kDual) attend_streams(p, shared, thread >> 5 & 3, thread & 31);
+    else attend(p, shared, (thread >> 7) - 1, thread >> 5 & 3, thread & 31);
   }
 }
