@@ -81,11 +81,14 @@ def test_queries_with_room_between_tokens(heads: int, stream: Stream) -> None:
     assert_close("Hopper: padded queries", "sm90", got, reference(problem))
 
 
+@pytest.mark.parametrize("sizes", [(576, 512), (192, 128)])
 @pytest.mark.parametrize("block_size", [16, 64])
 @pytest.mark.parametrize("past", [(700, 333), (18_000,)])
-def test_the_pipeline_on_its_own(block_size: int, past: tuple[int, ...], stream: Stream) -> None:
+def test_the_pipeline_on_its_own(
+    sizes: tuple[int, int], block_size: int, past: tuple[int, ...], stream: Stream
+) -> None:
     """One-term weights with few keys, and slices long enough to be compared; the sanitizers run it too."""
-    case = Case((1,) * len(past), past, heads=3, block_size=block_size)
+    case = Case((1,) * len(past), past, "bfloat16", 3, *sizes, block_size=block_size)
     require(stream, case)
     problem = build(case)
     got = run(problem, stream, "sm90", weight_terms=1)

@@ -289,7 +289,8 @@ def test_weights_have_the_terms_asked_for(
 def test_the_schedule_is_told_what_an_item_and_a_slow_tile_cost(
     sizes: tuple[int, int], item: int, slow: int, hopper: FakeDriver, cubins: CubinCache
 ) -> None:
-    """In thirds: an item costs three tiles of 32 or of 64 rows, a slow tile two of 32, or of 64 5/3, 4/3 with two streams."""
+    """In thirds: an item costs three tiles of 32 or of 64 rows; a slow tile costs two of 32 rows, 5/3 of 64,
+    4/3 where two warpgroups compute scores."""
     call = call_of(64, *sizes)
     op = operator(hopper, call, cubins)
     op.run(**operands_of(call, op.device), stream=7)
