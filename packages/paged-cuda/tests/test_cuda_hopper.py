@@ -181,6 +181,33 @@ def test_shapes_fit_their_gpu() -> None:
             assert all(count % 8 == 0 and 24 <= count <= 256 for count in shape.registers)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "scores", "stages", "registers"),
+    [
+        ((64, 64), 2, 8, (160, 168, 24)),
+        ((192, 128), 2, 8, (160, 168, 24)),
+        ((256, 128), 2, 6, (160, 168, 24)),
+        ((264, 128), 1, 4, (232, 88, 104)),
+        ((192, 136), 1, 6, (232, 112, 56)),
+        ((576, 128), 1, 5, (232, 88, 104)),
+        ((576, 512), 1, 5, (168, 160, 24)),
+    ],
+)
+def test_narrow_rows_have_two_warpgroups_of_scores(
+    sizes: tuple[int, int], scores: int, stages: int, registers: tuple[int, int, int]
+) -> None:
+    shape = shape_for(*sizes, 232_448)
+    assert shape is not None
+    assert (score_warpgroups(*sizes), shape.stages, shape.registers) == (scores, stages, registers)
+
+
+@pytest.mark.parametrize("shared_bytes", range(100_000, 240_000, 8_000))
+def test_a_ring_of_two_streams_is_even(shared_bytes: int) -> None:
+    for head_size in range(8, 264, 8):
+        shape = shape_for(head_size, min(head_size, 128), shared_bytes)
+        assert shape is None or shape.stages % 2 == 0
+
+
 def test_whole_rows_travel_in_one_box(hopper: FakeDriver, cubins: CubinCache) -> None:
     call = call_of(rotary=(512, 64))
     op = operator(hopper, call, cubins)
