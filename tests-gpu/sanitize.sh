@@ -8,7 +8,7 @@ shift
 tools=("$@")
 [ ${#tools[@]} -gt 0 ] || tools=(memcheck racecheck initcheck)
 matrix=(tests-gpu/test_gpu_golden.py tests-gpu/test_gpu_contract.py tests-gpu/test_gpu_hopper.py
-  -k "golden or contract and (ids_outside or slots or tokens or past or rotary) or pipeline or streams")
+  -k "golden or contract and (ids_outside or slots or tokens or past or rotary) or pipeline")
 status=0
 run() {  # TOOL PATHS; no paths: all
   log=$(PAGED_TEST_PATHS=$2 timeout "$limit" compute-sanitizer --tool "$1" --error-exitcode 9 python3 -m pytest -q -x "${matrix[@]}" 2>&1)

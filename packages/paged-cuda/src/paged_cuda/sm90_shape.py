@@ -97,8 +97,8 @@ def shape_for(head_size: int, v_head_size: int, shared_bytes: int) -> HopperShap
     registers = {128: (232, 88, 104), 256: (232, 112, 56)}.get(columns, (168, 160, 24))
     step = 1
     if score_warpgroups(head_size, v_head_size) == 2:
-        # An even ring: of items of one KV tile the second warpgroup awaits the query alone, every other stage.
-        # In an odd one its next stage would last have held keys that it never saw land.
+        # An even ring: of items of one KV tile the second warpgroup awaits the query alone, every other
+        # stage. In an odd one its next stage would last have held keys that it never saw land.
         step, registers = 2, (160, 168, 24)
     for stages in range(8, 2 if kv_tile == 64 else 3, -step):
         shape = HopperShape(kv_tile, stages, min(slabs, 6), registers)
