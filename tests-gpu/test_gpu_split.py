@@ -3,7 +3,8 @@
 import itertools
 
 import numpy as np
-from paged_cuda import Bounds, PagedAttention, Stream
+import pytest
+from paged_cuda import Bounds, CapturedGraph, PagedAttention, Stream
 from parity import (
     assert_close,
     bits,
@@ -24,15 +25,59 @@ SHAPE = {"heads": 16, "head_size": 192, "v_head_size": 128}
 def test_layers_share_a_schedule(stream: Stream) -> None:
     """Two layers of one step: other queries and caches, the same lengths."""
     layers = [build(Case((1, 3, 1), (300, 60, 1000), seed=seed, **SHAPE)) for seed in (1, 2)]
+    arrays, output = upload(layers[1], stream), poisoned((5, 16 * 128), "bfloat16", stream)
     for kernel in paths_for(call_of(layers[0]), stream.device):
         op = PagedAttention(call_of(layers[0]), bounds_of(layers[0]), device=stream.device, kernel=kernel)
         op.prepare()
         assert_close("layers share a schedule", kernel, run_with(op, layers[0], stream), reference(layers[0]))
-        arrays = upload(layers[1], stream)
-        output = poisoned((5, 16 * 128), "bfloat16", stream)
         op.run(**arrays, output=output, reuse_schedule=True, stream=stream)
         want = run(layers[1], stream, kernel)
         np.testing.assert_array_equal(bits(output.to_numpy(stream)), bits(want.output))
+
+
+LAYERS = 9
+
+
+@pytest.mark.parametrize("heads", [16, 64, 128])
+@pytest.mark.parametrize("size", [128, 512])
+@pytest.mark.parametrize(("batch", "past"), [(1, 900), (1, 9000), (132, 255), (7, 1000)])
+def test_layers_that_feed_each_other(size: int, heads: int, batch: int, past: int, stream: Stream) -> None:
+    """A layer's queries are the output of the one before, whose kernels may still run when its own start.
+
+    A step of other lengths comes before each, so that its schedule is not there already; a cache's row is
+    another one each time that it is written.
+    """
+    shape = {"heads": heads, "head_size": size, "v_head_size": size}
+    layers = [build(Case((1,) * batch, (past,) * batch, seed=seed, **shape)) for seed in range(LAYERS)]
+    other = upload(build(Case((1,) * batch, (past // 3,) * batch, seed=99, **shape)), stream)
+    arrays = [upload(layer, stream) for layer in layers[:3]]
+    keys = [upload(layer, stream)["key"] for layer in layers]
+    outputs = [poisoned((batch, heads * size), "bfloat16", stream) for _ in arrays]
+    for kernel in paths_for(call_of(layers[0]), stream.device):
+        op = PagedAttention(call_of(layers[0]), bounds_of(layers[0]), device=stream.device, kernel=kernel)
+        op.prepare()
+
+        def forward(op: PagedAttention = op, *, alone: bool = False) -> None:
+            op.run(**other, output=outputs[2], stream=stream)
+            query = arrays[0]["query"]
+            for n, key in enumerate(keys):
+                if alone:
+                    stream.synchronize()
+                inputs = {**arrays[n % 3], "query": query, "key": key}
+                op.run(**inputs, output=outputs[n % 3], reuse_schedule=n > 0, stream=stream)
+                query = outputs[n % 3]
+
+        def last() -> np.ndarray:
+            return bits(outputs[(LAYERS - 1) % 3].to_numpy(stream))
+
+        forward(alone=True)
+        want = last()
+        assert np.isfinite(outputs[(LAYERS - 1) % 3].to_numpy(stream).astype(np.float32)).all()
+        with CapturedGraph(stream) as graph:
+            forward()
+        for step in (*[forward] * 5, *[lambda graph=graph: graph.replay(stream)] * 5):
+            step()
+            np.testing.assert_array_equal(last(), want, kernel)
 
 
 def test_a_fixed_split_gives_the_same_bits_in_any_batch(stream: Stream) -> None:

@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 from paged_cuda import Bounds, DeviceArray, PagedAttention, Stream
 from paged_cuda.workspace import Workspace
-from parity import assert_parity, call_of, paths_for, poison_workspace, poisoned, run, upload
+from parity import (
+    assert_parity,
+    bits,
+    call_of,
+    paths_for,
+    poison_workspace,
+    poisoned,
+    reference,
+    run,
+    upload,
+)
 from problems import Case, build
 
 DTYPES = ("bfloat16", "float16")
@@ -82,6 +92,18 @@ def test_head_sizes(dtype: str, name: str, stream: Stream) -> None:
 def test_modes(dtype: str, name: str, stream: Stream) -> None:
     case = Case((1, 7, 0, 12, 2), (140, 0, 131, 65, 63), dtype, **{"heads": 4, **MODES[name]})
     assert_parity(f"modes: {name}", build(case), stream)
+
+
+@pytest.mark.parametrize("window", [-1, 4])
+@pytest.mark.parametrize("scale", [3e5, 4e8, 1e12])
+@pytest.mark.parametrize("name", ["576/512", "192/128"])
+def test_a_huge_scale_picks_one_key(name: str, scale: float, window: int, stream: Stream) -> None:
+    """Rows see no key of some tiles, and -1e30 times such a scale would be no number."""
+    case = Case((70, 1), (0, 63), heads=4, scale=scale, window=window, spread=4.0, **DIMS[name])
+    problem = build(case)
+    want = reference(problem)
+    for kernel in paths_for(call_of(problem), stream.device):
+        np.testing.assert_array_equal(bits(run(problem, stream, kernel).output), bits(want.output), kernel)
 
 
 @pytest.mark.parametrize("q", [1, 2, 3, 4, 5, 6, 7, 8, 16, 63, 64, 65])

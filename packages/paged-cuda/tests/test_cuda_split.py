@@ -17,6 +17,7 @@ from paged_cuda.split_plan import (
     MAX_SLICES,
     PAIRED_PARTIALS,
     ROW_PARTIALS,
+    TALL_PARTIALS,
     CombineShape,
     Partials,
     SplitSizes,
@@ -71,6 +72,8 @@ def test_a_reused_schedule_is_not_made_again(
     assert again == ["append", "sm80_latent_narrow", "combine"]
     first, second = driver.launched[2].params, driver.launched[5].params
     assert first != second  # the second is told that the schedule was settled before append
+    # A first layer's append waits for all before it, as the schedule reads what that may still write.
+    assert [launch.programmatic for launch in driver.launched] == [False, *(True,) * 6]
 
 
 def test_a_schedule_that_is_not_there_is_not_reused(
@@ -188,30 +191,40 @@ def test_sizes_cover_the_bounds(sizes: SplitSizes) -> None:
     sizes=SIZES,
     v_head_size=st.integers(1, 640),
     most=st.integers(1, 800),
-    partials=st.sampled_from([ROW_PARTIALS, PAIRED_PARTIALS]),
+    partials=st.sampled_from([ROW_PARTIALS, TALL_PARTIALS, PAIRED_PARTIALS]),
 )
 def test_combine_workers_stay_inside_the_list(
     sizes: SplitSizes, v_head_size: int, most: int, partials: Partials
 ) -> None:
     """A worker reads its first entry of the list, and from a live one the entry of its next task."""
     lines = partials.lines(sizes.item_rows)
-    shape = CombineShape.of(sizes.cut_items * lines, v_head_size, most, partials.threads)
+    shape = CombineShape.of(sizes.cut_items * lines, v_head_size, most, partials)
     columns = padded_v_head_size(v_head_size) // shape.column_parts
     assert columns % 16 == 0
-    assert shape.worker == partials.threads or columns % 128 == 0
-    blocks = shape.grid(sizes.cut_items * lines, most, partials.threads)
-    assert 1 <= blocks <= most
-    workers = blocks * partials.threads // shape.worker
+    assert columns * shape.column_parts == padded_v_head_size(v_head_size)
+    assert shape.worker == partials.team or columns % 128 == 0
+    assert 1 <= shape.grid <= most * partials.blocks[-1]
+    workers = shape.grid * partials.threads // shape.worker
     assert -(-workers // (lines * shape.column_parts)) < sizes.combine_entries
 
 
 def test_few_rows_are_cut_finely_and_many_are_not() -> None:
-    rows_and_shapes = {16: (8, 128), 64: (4, 128), 128: (2, 128), 256: (4, 32), 512: (2, 32), 2048: (1, 32)}
-    for rows, (column_parts, worker) in rows_and_shapes.items():
-        assert CombineShape.of(rows, 512, 264, 128) == CombineShape(column_parts, worker)
-    assert CombineShape.of(256, 128, 264, 128) == CombineShape(1, 32)
-    for pairs, (column_parts, worker) in {32: (8, 256), 64: (4, 256), 2048: (1, 32)}.items():
-        assert CombineShape.of(pairs, 512, 264, 256) == CombineShape(column_parts, worker)
+    for partials, shapes in {
+        ROW_PARTIALS: {
+            16: (8, 128, 128),
+            64: (2, 128, 128),
+            128: (4, 32, 128),
+            512: (1, 32, 128),
+            1024: (1, 32, 256),
+            4096: (1, 32, 264),
+        },
+        TALL_PARTIALS: {64: (8, 128, 512), 128: (4, 128, 512), 4096: (1, 32, 528)},
+        PAIRED_PARTIALS: {32: (8, 256, 256), 64: (4, 256, 256), 512: (4, 32, 256), 4096: (1, 32, 264)},
+    }.items():
+        for lines, (column_parts, worker, grid) in shapes.items():
+            assert CombineShape.of(lines, 512, 132, partials) == CombineShape(column_parts, worker, grid)
+    assert CombineShape.of(256, 128, 132, ROW_PARTIALS) == CombineShape(1, 32, 64)
+    assert CombineShape.of(128, 384, 132, ROW_PARTIALS) == CombineShape(1, 32, 32)
 
 
 def test_attend_leaves_room_for_a_block_of_combine() -> None:

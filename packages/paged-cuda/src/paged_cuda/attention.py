@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paged_cuda import graph
@@ -146,8 +147,17 @@ class PagedAttention:
             self._params.violations = self._violations.pointer
         steps = list(zip(self._step.launches, self._kernels, strict=True))
         self._launchers = [self._launcher(spec, kernel) for spec, kernel in steps]
+        # With the schedule at hand, nothing but that and the index tensors is read before append has waited
+        # for the kernel before it; so it may start beside that one. The run that made the schedule began with
+        # an ordinary launch, behind which the index tensors are complete.
+        append, kernel = steps[0]
         self._settled_launchers = [
-            launch for (spec, _), launch in zip(steps, self._launchers, strict=True) if not spec.schedule
+            self._launcher(replace(append, programmatic=True), kernel),
+            *(
+                launch
+                for (spec, _), launch in zip(steps[1:], self._launchers[1:], strict=True)
+                if not spec.schedule
+            ),
         ]
         return self
 
@@ -205,9 +215,11 @@ class PagedAttention:
             output: (tokens, num_heads * v_head_size) T, every row written.
             key_cache_out: The buffer of key_cache, or None.
             lse: (tokens, num_heads) float32: natural log-sum-exp, -inf for rows without a key; or None.
-            reuse_schedule: Keep the division of work that the last run of this operator made; the lengths
-                are not read again. Right only if that run was earlier in the same stream and the lengths are
-                the same, as from layer to layer of one step.
+            reuse_schedule: Keep the division of work that the last run of this operator without it made; the
+                lengths are not read again. Right only if that run was earlier in the same stream and the
+                lengths are the same, as from layer to layer of one step. The index tensors must have been
+                written before that run, as they are read early; and a kernel launched since that starts
+                before its predecessor ends (programmatic dependent launch) must wait for it before it ends.
             stream: Where to launch.
 
         Raises:

@@ -75,7 +75,14 @@ def baseline_signature(call: Call, *, debug: bool) -> KernelSignature:
 
 
 def combine_signature(
-    kernel: str, dtype: ElementType, v_head_size: int, *, row_tile: int, column_parts: int, worker: int
+    kernel: str,
+    dtype: ElementType,
+    v_head_size: int,
+    *,
+    row_tile: int,
+    column_parts: int,
+    worker: int,
+    shared_bytes: int,
 ) -> KernelSignature:
     """Return the kernel that merges the parts of cut items."""
     sizes = (
@@ -84,4 +91,5 @@ def combine_signature(
         ("COLUMN_PARTS", column_parts),
         ("WORKER", worker),
     )
-    return KernelSignature(kernel, dtype, sizes)
+    own = (("SHARED_BYTES", shared_bytes),) if shared_bytes else ()
+    return KernelSignature(kernel, dtype, (*sizes, *own))

@@ -80,11 +80,18 @@ class Partials:
         paired: Whether rows lie two by two as wgmma's accumulators do, in 16 bits with their scales; else one
             after the other in float32.
         threads: Of a block of the combine kernel.
+        team: Of them, those that share a line where few lines lie in many parts.
+        blocks: Of the combine kernel a multiprocessor; the next number where a warp for each line takes more.
+            Beside the mma.sync kernel of 16 rows one fits and waits there, beside wgmma none.
+        shared_bytes: Dynamic shared memory of a block, into which parts are fetched.
     """
 
     combine: str = "combine"
     paired: bool = False
     threads: int = 128
+    team: int = 128
+    blocks: tuple[int, ...] = (1, 2)
+    shared_bytes: int = 0
 
     @property
     def row_bytes(self) -> tuple[int, int]:
@@ -96,11 +103,11 @@ class Partials:
         return -(-rows // 16) * 8 if self.paired else rows
 
 
-# Blocks of the combine kernel a multiprocessor: one waits beside attend, one comes after it. Beside wgmma
-# none fits; half as many were slower where items are cut (h200-sm90-log.md, run 10).
-_COMBINE_BLOCKS = 2
 ROW_PARTIALS = Partials()
-PAIRED_PARTIALS = Partials("combine_paired", paired=True, threads=256)
+TALL_PARTIALS = Partials(blocks=(4,))
+PAIRED_PARTIALS = Partials(
+    "combine_paired", paired=True, threads=256, team=256, blocks=(2,), shared_bytes=77_824
+)
 
 
 def padded_v_head_size(v_head_size: int) -> int:
@@ -156,28 +163,30 @@ class CombineShape:
 
     Attributes:
         column_parts: Workers that share an output row.
-        worker: Threads of a worker: a warp, or a block whose threads share the parts of a row.
+        worker: Threads of a worker: a warp, or a team that shares the parts of a row.
+        grid: Blocks.
     """
 
     column_parts: int
     worker: int
+    grid: int
 
     @classmethod
-    def of(cls, lines: int, v_head_size: int, blocks: int, threads: int) -> CombineShape:
-        """Cut the columns until `blocks` blocks are busy, for the `lines` (rows, or pairs) that may be cut.
+    def of(cls, lines: int, v_head_size: int, multiprocessors: int, partials: Partials) -> CombineShape:
+        """Cut the columns until all blocks are busy, for the `lines` (rows, or pairs) that may be cut.
 
-        Few lines lie in many parts each, which the threads of a whole block take at once; of many lines each
-        has few parts, and a warp takes it.
+        Few lines lie in many parts each, which a whole team takes at once; of many lines each has few parts,
+        and a warp takes it.
         """
-        parts = next((n for n in (8, 4, 2) if lines * n <= blocks), None)
-        if parts is not None:
-            return cls(parts, threads)
-        warps, groups = blocks * threads // 32, padded_v_head_size(v_head_size) // 128
-        return cls(next((n for n in (4, 2) if groups % n == 0 and lines * n <= warps), 1), 32)
-
-    def grid(self, lines: int, blocks: int, threads: int) -> int:
-        """Return the blocks of `threads` threads to launch for `lines` lines, at most `blocks`."""
-        return min(-(-lines * self.column_parts * self.worker // threads), blocks)
+        groups, threads = padded_v_head_size(v_head_size) // 128, 0
+        teams = [(n, partials.team) for n in (8, 4, 2)]
+        warps = [(n, 32) for n in (4, 2, 1) if groups % n == 0]
+        for blocks in partials.blocks:
+            threads = blocks * multiprocessors * partials.threads
+            for column_parts, worker in (*teams, *warps):
+                if (needed := lines * column_parts * worker) <= threads:
+                    return cls(column_parts, worker, -(-needed // partials.threads))
+        return cls(1, 32, threads // partials.threads)
 
 
 def split_plan(
@@ -237,9 +246,8 @@ def split_plan(
         programmatic=True,
         schedule=True,
     )
-    combine_blocks = _COMBINE_BLOCKS * multiprocessors
     lines = sizes.cut_items * partials.lines(sizes.item_rows)
-    merge = CombineShape.of(lines, v_head_size, combine_blocks, partials.threads)
+    merge = CombineShape.of(lines, v_head_size, multiprocessors, partials)
     combine = LaunchSpec(
         combine_signature(
             partials.combine,
@@ -248,9 +256,11 @@ def split_plan(
             row_tile=tiles.row_tile,
             column_parts=merge.column_parts,
             worker=merge.worker,
+            shared_bytes=partials.shared_bytes,
         ),
-        (merge.grid(lines, combine_blocks, partials.threads), 1, 1),
+        (merge.grid, 1, 1),
         (partials.threads, 1, 1),
+        partials.shared_bytes,
         programmatic=True,
     )
     constants = {

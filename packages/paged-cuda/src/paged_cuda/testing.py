@@ -36,6 +36,7 @@ class Launched:
         shared_bytes: Dynamic shared memory.
         params: The argument struct's bytes at the moment of the launch.
         stream: Where.
+        programmatic: Whether it may start before its predecessor ends.
     """
 
     function: int
@@ -45,6 +46,7 @@ class Launched:
     shared_bytes: int
     params: bytes
     stream: int
+    programmatic: bool
 
 
 class FakeDriver(FakeVirtualMemory):
@@ -198,7 +200,8 @@ class FakeDriver(FakeVirtualMemory):
 
         def launch(stream: int) -> None:
             self._enter("launch")
-            record = Launched(function, symbol, grid, block, shared_bytes, bytes(arguments[0]), stream)
+            told = bytes(arguments[0])
+            record = Launched(function, symbol, grid, block, shared_bytes, told, stream, programmatic)
             self.capturing.get(stream, self.launched).append(record)
 
         return launch

@@ -106,10 +106,16 @@ def _combines(
     whole = sizes in _TALL_HEAD_SIZES
     groups = padded_v_head_size(sizes[1]) // 128
     warps = [(parts, 32) for parts in (1, 2, 4) if groups % parts == 0 and (whole or parts == 1)]
-    few = [(parts, partials.threads) for parts in ((2, 4, 8) if whole else (8,))]
+    few = [(parts, partials.team) for parts in ((2, 4, 8) if whole else (8,))]
     for column_parts, worker in [*warps, *few]:
         yield combine_signature(
-            partials.combine, dtype, sizes[1], row_tile=row_tile, column_parts=column_parts, worker=worker
+            partials.combine,
+            dtype,
+            sizes[1],
+            row_tile=row_tile,
+            column_parts=column_parts,
+            worker=worker,
+            shared_bytes=partials.shared_bytes,
         )
 
 

@@ -114,6 +114,7 @@ class StepParts:
         self._append = pairs[0][1]
         self._schedule = [launch for spec, launch in pairs[1:] if spec.schedule]
         self._attend = [launch for spec, launch in pairs[1:] if not spec.schedule]
+        self._layer = operator._settled_launchers
 
     @property
     def has_schedule(self) -> bool:
@@ -138,7 +139,7 @@ class StepParts:
 
     def layer(self, inputs: InputSet) -> Launch:
         """Return a launch of what every layer after a step's first one needs: all but the schedule."""
-        return self._launch(inputs, [self._append, *self._attend], settled=True)
+        return self._launch(inputs, self._layer, settled=True)
 
     def step(self, inputs: InputSet) -> Launch:
         """Return the operator's own `run`, host checks included."""

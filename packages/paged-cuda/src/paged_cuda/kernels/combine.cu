@@ -34,6 +34,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 6) SYMBOL(const __grid_co
   // A list older than the attend kernel is read while that still runs.
   if (!p.schedule_settled) wait_for_previous_kernels();
   SplitItem entry = p.splits[task / tasks];
+  // Who has nothing to do makes room for the next attend kernel. One block waits in any case: for it alone the kernels after this one wait.
+  if (entry.parts < 0 && blockIdx.x > 0) return;
   wait_for_previous_kernels();
   const bool vectors = output_takes_vectors(p);
   for (;;) {

@@ -9,7 +9,7 @@
 // with an online rescale, and the groups are added in order.
 // No block fits a multiprocessor beside one of the wgmma kernel.
 //
-// Macros: BF16 V_HEAD_SIZE ROW_TILE COLUMN_PARTS WORKER
+// Macros: BF16 V_HEAD_SIZE ROW_TILE COLUMN_PARTS WORKER SHARED_BYTES
 #include "layout/output.cuh"
 #include "layout/paired_partial.cuh"
 #include "layout/schedule.cuh"
@@ -26,7 +26,7 @@ constexpr int kWords = kColumns / 4;                             // of 16 bytes:
 constexpr int kLanes = kWords < kWorker ? kWords : kWorker;
 constexpr int kVectors = kWords / kLanes;                        // of a lane
 constexpr int kGroups = kWorker / kLanes;                        // parts at a time
-constexpr int kParts = 38912 / kWorkers / (kWords * 16 + 32);    // of a task in shared memory
+constexpr int kParts = SHARED_BYTES / kWorkers / (kWords * 16 + 32);    // of a task in shared memory
 static_assert(kVPadded % (16 * COLUMN_PARTS) == 0 && kLanes * kVectors == kWords && kGroups >= 1 && kParts >= 2, "lanes");
 static_assert(kGroups == 1 || kVectors == 1, "one sum a lane where groups are added");
 
@@ -47,10 +47,11 @@ __device__ __forceinline__ void store_pair(u16* row, int column, float a, float 
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2) SYMBOL(const __grid_constant__ AttentionParams p) {
-  __shared__ uint4 shared_words[kWorkers][kParts][kWords];
-  __shared__ float4 shared_facts[kWorkers][kParts][2];   // (log-sum-exp, scale) of both halves
+  extern __shared__ __align__(16) unsigned char shared_memory[];
   __shared__ __align__(16) float group_sum[kGroups > 1 ? kGroups : 1][kLanes][8], group_max[kGroups][2], group_weight[kGroups][2];
   const int thread = threadIdx.x % kWorker, worker = threadIdx.x / kWorker, group = thread / kLanes, lane = thread % kLanes;
+  uint4(&shared_words)[kParts][kWords] = ((uint4(*)[kParts][kWords])shared_memory)[worker];
+  float4(&shared_facts)[kParts][2] = ((float4(*)[kParts][2])(shared_memory + kWorkers * kParts * kWords * 16))[worker];   // (log-sum-exp, scale) of both halves
   const int rows = p.num_heads < ROW_TILE ? ROW_TILE : p.num_heads;   // that an item may have
   const u32 tasks = (rows + 15) / 16 * 8 * COLUMN_PARTS;              // of an entry
   let_next_kernel_start();
@@ -58,6 +59,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) SYMBOL(const __grid_co
   // A list older than the attend kernel is read while that still runs.
   if (!p.schedule_settled) wait_for_previous_kernels();
   SplitItem entry = p.splits[task / tasks];
+  // Who has nothing to do makes room for the next attend kernel, which several row tiles do not gain from. One block waits in any case: for it
+  // alone the kernels after this one wait.
+  if (entry.parts < 0 && blockIdx.x > 0 && p.row_tiles == 1) return;
   wait_for_previous_kernels();
   const bool vectors = output_takes_vectors(p);
   for (;;) {
@@ -78,10 +82,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) SYMBOL(const __grid_co
 #pragma unroll 2
         for (int k = thread; k < parts * kWords; k += kWorker) {
           const int part = k / kWords, word = k % kWords;
-          copy_async_16(shared_address(&shared_words[worker][part][word]), partial_words(p, row_of(part), first_column + word / 4 * 16, word % 4), 16);
+          copy_async_16(shared_address(&shared_words[part][word]), partial_words(p, row_of(part), first_column + word / 4 * 16, word % 4), 16);
         }
         for (int k = thread; k < parts * 2; k += kWorker)
-          copy_async_16(shared_address(&shared_facts[worker][k / 2][k % 2]), partial_facts(p, row_of(k / 2) + k % 2 * 8, 0), 16);
+          copy_async_16(shared_address(&shared_facts[k / 2][k % 2]), partial_facts(p, row_of(k / 2) + k % 2 * 8, 0), 16);
         copy_async_wait_all();
         meet_worker();
 #pragma unroll 1
@@ -89,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) SYMBOL(const __grid_co
           float w[2], scale[2][2];
 #pragma unroll
           for (int r = 0; r < 2; r++) {
-            const float4 facts = shared_facts[worker][part][r];
+            const float4 facts = shared_facts[part][r];
             // The second row may be none of the item's: what lies there may be anything.
             const float lse = r == 0 || both ? facts.x : kMasked, new_top = fmaxf(top[r], lse), rescale = exp2_fast(top[r] - new_top);
             w[r] = lse > kStartMax ? exp2_fast(lse - new_top) : 0.f;
@@ -108,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) SYMBOL(const __grid_co
             const int k = e * kLanes + lane;
             const bool second_half = first_column + k / 4 * 16 >= kVPadded / 2;
             const float f[2] = {second_half ? scale[1][0] : scale[0][0], second_half ? scale[1][1] : scale[0][1]};
-            const uint4 v = shared_words[worker][part][k];
+            const uint4 v = shared_words[part][k];
             const u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
             for (int c = 0; c < 4; c++) {

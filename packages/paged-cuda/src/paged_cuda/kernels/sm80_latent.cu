@@ -102,7 +102,6 @@ SYMBOL(const __grid_constant__ AttentionParams p) {
   const int slice = blockIdx.x / p.row_tiles, row_tile = blockIdx.x % p.row_tiles;
   const u32 full = shared + kBarrierOffset, empty = full + 8 * STAGES, query_full = empty + 8 * STAGES, query_empty = query_full + 8;
 
-  let_next_kernel_start();
   if (tid == 0) {
     for (int i = 0; i < STAGES; i++) {
       barrier_init(full + 8 * i, kStageArrivals);
@@ -111,8 +110,10 @@ SYMBOL(const __grid_constant__ AttentionParams p) {
     barrier_init(query_full, kQueryArrivals);
     barrier_init(query_empty, kConsumers);
   }
-  // Schedule and block table may be older than the kernel before this one; then they are read while it still runs.
+  // Schedule and block table may be older than the kernel before this one; then they are read while it still runs. Else no later kernel
+  // may start, as the next layer's would read them without waiting.
   if (!p.schedule_settled) wait_for_previous_kernels();
+  let_next_kernel_start();
   const SliceStart start = p.starts[slice];
   __syncthreads();
   if (start.count == 0) {
@@ -123,12 +124,14 @@ SYMBOL(const __grid_constant__ AttentionParams p) {
 #if PRODUCER_WARPS
   if (warp >= kConsumerWarps) {
     Loader loader(p, shared, full, tid - kConsumers, start);
+    if (p.schedule_settled && loader.thread < 32) loader.prefetch_keys();
     wait_for_previous_kernels();
     produce<kQueryInRegisters>(loader, empty, query_full, query_empty);
     return;
   }
 #else
   Loader loader(p, shared, full, tid, start);
+  if (p.schedule_settled && loader.thread < 32) loader.prefetch_keys();
   wait_for_previous_kernels();
   int load_stage = 0, issued = 0;
   loader.load_query(loader.item, query_full);

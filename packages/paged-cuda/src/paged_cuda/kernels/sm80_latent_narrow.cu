@@ -161,7 +161,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
   const int slice = blockIdx.x / p.row_tiles, row_tile = blockIdx.x % p.row_tiles;
   const u32 full = shared + kBarrierOffset, empty = full + 8 * STAGES, query_full = empty + 8 * STAGES, query_empty = query_full + 8;
 
-  let_next_kernel_start();
   if (tid == 0) {
     for (int i = 0; i < STAGES; i++) {
       barrier_init(full + 8 * i, kStageArrivals);
@@ -170,8 +169,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
     barrier_init(query_full, kQueryArrivals);
     barrier_init(query_empty, kConsumers);
   }
-  // Schedule and block table may be older than the kernel before this one; then they are read while it still runs.
+  // Schedule and block table may be older than the kernel before this one; then they are read while it still runs. Else no later kernel
+  // may start, as the next layer's would read them without waiting.
   if (!p.schedule_settled) wait_for_previous_kernels();
+  let_next_kernel_start();
   const SliceStart start = p.starts[slice];
   __syncthreads();
   if (start.count == 0) {

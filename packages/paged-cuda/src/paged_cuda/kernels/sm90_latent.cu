@@ -1,7 +1,7 @@
 // Split-KV attention over a paged LATENT cache on wgmma and bulk tensor copies (sm_90a).
 //
 // One CTA works through one slice of the schedule with one tile of 64 packed query rows. A run of KV tiles of one item is a
-// fragment; it ends in output rows or in one partial. Four warpgroups, three roles:
+// fragment; it ends in output rows or in one partial. Four warpgroups, three roles (kDual, below, divides them otherwise):
 //   scores   (warpgroup 0)     S = Q K^T and softmax; weights P go to shared memory. HELD_SLABS of the query's 64-channel slabs stay in
 //                              registers as A fragments, the others in shared memory. S is double-buffered: kAhead slabs of the next
 //                              tile's scores are issued before a tile's softmax, the others behind it and before its weights are handed
@@ -14,8 +14,8 @@
 // With scores on one warpgroup and O on two there is no exchange of P or of maxima between warpgroups, and Q can leave shared
 // memory, which pays for a deep ring of small tiles.
 //
-// Where O has 128 columns and the query at most four slabs (kDual), one warpgroup holds O twice and a second one computes scores:
-// each takes every other tile, with a maximum and a sum of its own (a stream), and the outputs join the two where a fragment ends. All
+// Where O has 128 columns and the query at most four slabs (kDual), warpgroups 0 and 1 compute scores and warpgroup 2 holds O twice:
+// each of the two takes every other tile, with a maximum and a sum of its own (a stream), and the outputs join the two where a fragment ends. All
 // of a tile's scores are issued before its softmax, which runs under the other stream's products. The two issue in turn, by named
 // barriers: left alone they fall into step, and then the tensor cores wait for both softmaxes.
 //
@@ -39,7 +39,8 @@
 // or behind the item's keys are zeroed once landed, as 0 * NaN is NaN. Both are masked in S.
 // The maximum follows a row only when it grew by more than 2^kLazy, so O is seldom rescaled.
 // Weights are rounded to 16 bits for the product with V; an item of at most `slow_tiles` tiles adds what rounding left over as a
-// second term, one tile after the other: the outputs are the slower role then. All sums have a fixed order: results repeat bit for bit.
+// second term. The outputs are the slower role then, and no tile's scores are computed beside the softmax of the one before, unless by
+// another warpgroup. All sums have a fixed order: results repeat bit for bit.
 //
 // Macros: BF16 HEAD_SIZE V_HEAD_SIZE KV_TILE STAGES HELD_SLABS SHARED_BYTES, and SCORE_REGISTERS OUTPUT_REGISTERS
 // LOADING_REGISTERS a thread
@@ -92,6 +93,7 @@ static_assert(kSharedBytes == SHARED_BYTES, "the host asks for what the kernel l
 static_assert(KV_TILE == 32 || KV_TILE == 64, "tiles that the wrappers know");
 static_assert(!kDual || (KV_TILE == 64 && kKept == 0), "a buffer of weights for each stream, the whole query in registers");
 static_assert(kHeld >= 1 && kKept >= 0 && kQuerySlabs <= 9 && kVPadded <= 512, "registers");
+static_assert(!kDual || STAGES % 2 == 0, "of items of one tile the second stream waits for the query alone, every other stage");
 static_assert(STAGES > kQueryStages, "a query and a key tile");
 static_assert(2 * kFragments > STAGES + 2, "records outlive the outputs of their fragment");
 
@@ -332,12 +334,29 @@ __device__ __forceinline__ void multiply_slab(float* s, const u32* query, u64 ke
   });
 }
 
+// The log-sum-exp (base 2; kStartMax: no key) of rows `row` and `row` + 8, for the combine kernel or the caller.
+__device__ __forceinline__ void store_log_sums(const AttentionParams& p, u32 fragment, int row, float lse0, float lse1) {
+  const int row0 = Shared::word(fragment, kRow0), rows = Shared::word(fragment, kLiveRows), slot = Shared::word(fragment, kSlot);
+  if (slot >= 0) {
+    const u32 at = ((u32)slot * p.row_tiles + blockIdx.x) * kRows + row;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      if (row < rows) *partial_facts(p, at, half) = lse0;
+      if (row + 8 < rows) *partial_facts(p, at + 8, half) = lse1;
+    }
+  } else if (p.lse) {
+    float* const to = p.lse + (i64)row0 + row;
+    if (row < rows) to[0] = lse0 > kStartMax ? lse0 * kLn2 : kMinusInfinity;
+    if (row + 8 < rows) to[8] = lse1 > kStartMax ? lse1 * kLn2 : kMinusInfinity;
+  }
+}
+
 struct Scorer {
   const AttentionParams& p;
   const Shared shared;
   const int thread, lane, warp, row;      // the first of the thread's two rows, eight apart
-  // Logits in base 2 are score * factor. Where that keeps their order and their range, the factor is applied with the
-  // exponential and `slope` is the factor; else it is applied first and the slope is 1.
+  // Logits in base 2 are score * factor. Where that keeps their order and kStartMax * factor is far from the end of the range, the factor
+  // is applied with the exponential and `slope` is the factor; else it is applied first and the slope is 1.
   const float factor, slope;
   Ring ring;
   Buffers buffers;
@@ -349,11 +368,12 @@ struct Scorer {
   bool grew;
   bool turn;                                          // whether this of two warpgroups of scores is the next to multiply
 
-  __device__ __forceinline__ void take_turn(int stream) {
-    if (!turn) asm volatile("bar.sync %0, %1;" ::"r"(3 + stream), "n"(2 * kScoreThreads) : "memory");
+  // A stream has the buffer of its number.
+  __device__ __forceinline__ void take_turn() {
+    if (!turn) asm volatile("bar.sync %0, %1;" ::"r"(3 + buffers.buffer), "n"(2 * kScoreThreads) : "memory");
   }
-  __device__ __forceinline__ void give_turn(int stream) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(4 - stream), "n"(2 * kScoreThreads) : "memory");
+  __device__ __forceinline__ void give_turn() {
+    asm volatile("bar.arrive %0, %1;" ::"r"(4 - buffers.buffer), "n"(2 * kScoreThreads) : "memory");
   }
 
   __device__ __forceinline__ void enter(u32 fragment) {
@@ -498,20 +518,7 @@ struct Scorer {
     }
     store_f32(at, sum0 > 0.f ? 1.f / sum0 : 0.f);
     store_f32(at + 32, sum1 > 0.f ? 1.f / sum1 : 0.f);
-    const int row0 = Shared::word(fragment, kRow0), rows = Shared::word(fragment, kLiveRows), slot = Shared::word(fragment, kSlot);
-    const float lse0 = top0 * slope + log2_fast(sum0), lse1 = top1 * slope + log2_fast(sum1);
-    if (slot >= 0) {
-      const u32 at = ((u32)slot * p.row_tiles + blockIdx.x) * kRows + row;
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        if (row < rows) *partial_facts(p, at, half) = sum0 > 0.f ? lse0 : kStartMax;
-        if (row + 8 < rows) *partial_facts(p, at + 8, half) = sum1 > 0.f ? lse1 : kStartMax;
-      }
-    } else if (p.lse) {
-      float* const lse = p.lse + (i64)row0 + row;
-      if (row < rows) lse[0] = sum0 > 0.f ? lse0 * kLn2 : kMinusInfinity;
-      if (row + 8 < rows) lse[8] = sum1 > 0.f ? lse1 * kLn2 : kMinusInfinity;
-    }
+    store_log_sums(p, fragment, row, sum0 > 0.f ? top0 * slope + log2_fast(sum0) : kStartMax, sum1 > 0.f ? top1 * slope + log2_fast(sum1) : kStartMax);
   }
 
   // Takes the query out of the ring: slabs from kKept on as A fragments, those before them into their own place.
@@ -561,7 +568,7 @@ __device__ __forceinline__ void multiply_tile(float* s, const Scorer& x, const u
   warpgroup_commit();
 }
 
-// The softmax of a tile whose scores nothing follows yet.
+// The softmax of a tile whose scores are the last that the warpgroup has issued.
 template <int kTerms>
 __device__ __forceinline__ void finish_tile(Scorer& x, float* s, u32 fragment, bool first, bool last) {
   warpgroup_wait<0>();
@@ -594,22 +601,22 @@ __device__ __forceinline__ void score_two_terms(Scorer& x, u32 fragment, const u
   }
 }
 
-// Every other tile of a fragment, from `stream` on: the other warpgroup of scores has those between, and a maximum and a sum of its own.
+// Every other tile of a fragment, from the stream's number on: the other warpgroup of scores has those between, and a maximum and a sum of its own.
 // They multiply in turn, in the order of the tiles: left alone they fall into step, and then the tensor cores wait for two softmaxes.
 template <int kTerms>
-__device__ __forceinline__ void score_stream(Scorer& x, u32 fragment, const u32* query, u64 kept, u64 keys_base, int stream, bool last) {
-  const int tiles = Shared::word(fragment, kTiles);
+__device__ __forceinline__ void score_stream(Scorer& x, u32 fragment, const u32* query, u64 kept, u64 keys_base, bool last) {
+  const int stream = x.buffers.buffer, tiles = Shared::word(fragment, kTiles);
   float s[kScores];
   x.position += stream * KV_TILE;
 #pragma unroll 1
   for (int t = 0; t < tiles; t++) {
     if ((t & 1) == stream) {
       x.acquire_keys(t == 0 ? x.kv_begin : 0, x.position);
-      x.take_turn(stream);
+      x.take_turn();
       multiply_tile(s, x, query, kept, keys_base);
       // The next tile is the other's, but after an odd number of them, as each fragment begins with stream 0.
       x.turn = t == tiles - 1 && (stream == 0 || last);
-      if (!x.turn) x.give_turn(stream);
+      if (!x.turn) x.give_turn();
       x.look_at_pages();
       finish_tile<kTerms>(x, s, fragment, t < 2, t + 2 >= tiles);
     }
@@ -660,7 +667,7 @@ __device__ __forceinline__ void score_one_term(Scorer& x, u32 fragment, const u3
 __device__ __forceinline__ void score(const AttentionParams& p, const Shared& shared, int block_thread) {
   const int stream = kDual ? block_thread >> 7 : 0, thread = kDual ? block_thread & 127 : block_thread, lane = thread & 31, warp = thread >> 5;
   const float factor = p.softcap > 0.f ? 2.f * kLog2E * p.scale / p.softcap : p.scale * kLog2E;
-  const bool ordered = !(p.softcap > 0.f) && factor > 1e-12f && factor < 1e12f;
+  const bool ordered = !(p.softcap > 0.f) && factor > 1e-12f && factor < 1e6f;
   Scorer x{p, shared, thread, lane, warp, warp * 16 + (lane >> 2), factor, ordered ? factor : 1.f};
   if (kDual) {
     x.buffers.buffer = stream;
@@ -679,8 +686,8 @@ __device__ __forceinline__ void score(const AttentionParams& p, const Shared& sh
     last = Shared::word(fragment, kLast);
     const bool two_terms = Shared::word(fragment, kItemTiles) <= p.slow_tiles;
     if constexpr (kDual) {
-      if (two_terms) score_stream<2>(x, fragment, query, kept, keys_base, stream, last);
-      else score_stream<1>(x, fragment, query, kept, keys_base, stream, last);
+      if (two_terms) score_stream<2>(x, fragment, query, kept, keys_base, last);
+      else score_stream<1>(x, fragment, query, kept, keys_base, last);
     } else {
       if (two_terms) score_two_terms(x, fragment, query, kept, keys_base);
       else score_one_term(x, fragment, query, kept, keys_base);
@@ -910,26 +917,14 @@ __device__ __forceinline__ void attend_streams(const AttentionParams& p, const S
 #pragma unroll
       for (int j = 0; j < kVPadded / 2; j++) even[j] = even[j] * weight[0][j >> 1 & 1] + odd[j] * weight[1][j >> 1 & 1];
     }
+    if ((lane & 3) == 0) store_log_sums(p, fragment, row, lse[0], lse[1]);
     const int row0 = Shared::word(fragment, kRow0), rows = Shared::word(fragment, kLiveRows), slot = Shared::word(fragment, kSlot);
-    if (slot < 0) {
+    const u32 at = ((u32)slot * p.row_tiles + blockIdx.x) * kRows + row;
 #pragma unroll
-      for (int half = 0; half < 2; half++)
-        store_output(p, even + half * (kColumns / 2), row0, row, rows, half * kColumns, inverse[0], inverse[1], lane);
-      if (p.lse && (lane & 3) == 0) {
-        float* const to = p.lse + (i64)row0 + row;
-        if (row < rows) to[0] = lse[0] > kStartMax ? lse[0] * kLn2 : kMinusInfinity;
-        if (row + 8 < rows) to[8] = lse[1] > kStartMax ? lse[1] * kLn2 : kMinusInfinity;
-      }
-    } else {
-      const u32 at = ((u32)slot * p.row_tiles + blockIdx.x) * kRows + row;
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        store_partial(p, even + half * (kColumns / 2), at, half * kColumns, half, inverse[0], inverse[1], lane, row < rows);
-        if ((lane & 3) == 0) {
-          if (row < rows) *partial_facts(p, at, half) = lse[0];
-          if (row + 8 < rows) *partial_facts(p, at + 8, half) = lse[1];
-        }
-      }
+    for (int half = 0; half < 2; half++) {
+      float* const out = even + half * (kColumns / 2);
+      if (slot < 0) store_output(p, out, row0, row, rows, half * kColumns, inverse[0], inverse[1], lane);
+      else store_partial(p, out, at, half * kColumns, half, inverse[0], inverse[1], lane, row < rows);
     }
   }
 }
@@ -938,7 +933,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const Shared shared{shared_address(shared_memory)};
   const int thread = threadIdx.x;
-  let_next_kernel_start();
   if (thread == 0) {
     for (int s = 0; s < STAGES; s++) {
       barrier_init(shared.full(s), 1 << p.block_shift < KV_TILE ? 2 : 1);
@@ -957,8 +951,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
     prefetch_tensor_map(maps.key_cache);
     if (maps.rotary_slabs) prefetch_tensor_map(maps.query_rotary);
   }
-  // Schedule and block table may be older than the kernel before this one; then they are read while it still runs.
+  // Schedule and block table may be older than the kernel before this one; then they are read while it still runs. Else no later kernel
+  // may start, as the next layer's would read them without waiting.
   if (!p.schedule_settled) wait_for_previous_kernels();
+  let_next_kernel_start();
   int start_word = 0;
   if (thread >= 384 && thread < 448) {
     start_word = ((const i32*)(p.starts + blockIdx.y))[thread & 15];

@@ -1,7 +1,7 @@
 // Programmatic dependent launch (sm_90 and later; nothing elsewhere).
 //
-// Every thread that touches a shared buffer waits first, and every block of a kernel waits before it ends, or the order
-// would not carry over to the kernel after the next.
+// Every thread that touches a shared buffer waits first. And a kernel has a block that waits before it ends, or the order would not carry
+// over to the kernel after the next: that one waits until all blocks of this kernel have ended.
 
 __device__ __forceinline__ void wait_for_previous_kernels() {
 #if __CUDA_ARCH__ >= 900

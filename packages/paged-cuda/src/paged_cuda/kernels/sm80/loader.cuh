@@ -11,10 +11,12 @@
 #include "math/partial.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/copy_async.cuh"
+#include "ptx/prefetch.cuh"
 #include "ptx/shared.cuh"
 
 constexpr int kRowsPerPass = kLoaders / 8 < KV_TILE ? kLoaders / 8 : KV_TILE;   // eight threads take 128 bytes of a row
 constexpr int kStageArrivals = kLoaders + kRowsPerPass, kQueryArrivals = kLoaders + 1;
+constexpr int kEarlyRows = 65536 / (HEAD_SIZE * 2);   // of keys that a slice asks for before it may load them
 static_assert(KV_TILE == 16 || KV_TILE == 32 || KV_TILE == 64, "load tiles");
 static_assert(kLoaders / 8 % KV_TILE == 0 || KV_TILE % (kLoaders / 8) == 0, "loader passes");
 
@@ -123,6 +125,14 @@ struct Loader {
     if (c == 0 && s0 == 0) barrier_arrive(full + 8 * stage);
     tile++;
     left--;
+  }
+  // One warp asks for the slice's first keys, as far as its first 32 pages go, while the kernels before this one still run; a lane for each
+  // run of rows that follow each other.
+  __device__ __forceinline__ void prefetch_keys() const {
+    const int run = min(1 << p.block_shift, KV_TILE), begin = tile * KV_TILE, position = begin + lane * run, entry = position >> p.block_shift;
+    const int end = min(min(tile_end, tile + left) * KV_TILE, min(begin + kEarlyRows, item.kv_end)), page = __shfl_sync(~0u, pages, entry & 31);
+    if (p.row_stride == HEAD_SIZE && position < end && position + run > first_position && entry >> 5 == chunk && page_is_mapped(page, p.num_blocks))
+      prefetch_bytes(p.key_cache + (i64)page * p.page_stride + (i64)(position & ((1 << p.block_shift) - 1)) * HEAD_SIZE, min(run, end - position) * HEAD_SIZE * 2);
   }
   __device__ __forceinline__ void load_query(const Item& i, u32 barrier) {
     copy_query<kLoaders>(p, shared, i, row_tile, thread);
