@@ -67,9 +67,12 @@ def test_names_are_unique_and_the_digest_is_of_the_definitions_alone(suite):
 
 
 def test_the_suites_hold_each_other_and_the_targets():
-    quick, standard, full, tiles = ({case.id for case in cases_of(suite)} for suite in SUITES)
+    quick, standard, full, tiles, small = ({case.id for case in cases_of(suite)} for suite in SUITES)
     assert standard < full
-    assert not tiles & full
+    assert not (tiles | small) & full
+    assert {name.replace("tile16", "tile64") for name in small} == {
+        name for name in small if "tile64" in name
+    }
     wanted = {
         decode(batch, context, heads).id
         for batch, context in (

@@ -150,23 +150,51 @@ def test_what_it_cannot_serve_it_refuses_with_the_reason(
 
 
 @pytest.mark.parametrize(
-    ("heads", "sizes", "tokens", "path"),
+    ("heads", "sizes", "bounds", "path"),
     [
-        (16, (576, 512), 4, "sm80"),
-        (16, (576, 512), 8, "sm90"),
-        (17, (576, 512), 4, "sm90"),
-        (64, (576, 512), 4, "sm90"),
-        (16, (192, 128), 4, "sm80"),
-        (64, (192, 128), 4, "sm90"),
+        (16, (576, 512), (4, 4, 65_536), "sm80"),
+        (16, (576, 512), (4, 8, 65_536), "sm90"),
+        (17, (576, 512), (4, 4, 65_536), "sm90"),
+        (64, (576, 512), (4, 4, 65_536), "sm90"),
+        (16, (192, 128), (4, 4, 65_536), "sm80"),
+        (64, (192, 128), (4, 4, 65_536), "sm90"),
+        (32, (576, 512), (1, 1, 16_384), "sm80"),
+        (33, (576, 512), (1, 1, 6145), "sm90"),
+        (64, (576, 512), (1, 1, 6144), "sm80"),
+        (64, (576, 512), (1, 1, 6145), "sm90"),
+        (96, (576, 512), (4, 4, 1024), "sm80"),
+        (128, (576, 512), (1, 1, 2049), "sm90"),
+        (129, (576, 512), (1, 1, 1), "sm90"),
+        (128, (448, 384), (1, 1, 64), "sm90"),
+        (128, (320, 256), (1, 1, 1024), "sm80"),
+        (64, (576, 512), (64, 64, 64), "sm80"),
+        (32, (576, 512), (129, 129, 1), "sm90"),
+        (64, (192, 128), (8, 8, 512), "sm80"),
+        (64, (192, 128), (9, 9, 1), "sm90"),
+        (16, (576, 512), (1, 128, 128), "sm80"),
     ],
 )
 def test_auto_takes_what_the_records_show_to_be_faster(
-    heads: int, sizes: tuple[int, int], tokens: int, path: str
+    heads: int, sizes: tuple[int, int], bounds: tuple[int, int, int], path: str
 ) -> None:
-    step = choose_path(call_of(heads, *sizes), Bounds(4, tokens, 4096), HOPPER)
+    step = choose_path(call_of(heads, *sizes), Bounds(*bounds), HOPPER)
     assert step.path == path
     if path == "sm80":
         assert "measured" in step.reason
+        assert "row tile 16" in step.attend.description
+
+
+@pytest.mark.parametrize("options", [PathOptions(split_rows=256), PathOptions(row_tile=64)])
+def test_what_the_caller_fixes_does_not_follow_the_bounds(options: PathOptions) -> None:
+    for bounds in (Bounds(1, 1, 1024), Bounds(8, 8, 65_536)):
+        assert choose_path(call_of(64), bounds, HOPPER, options=options).path == "sm90"
+
+
+def test_small_steps_have_low_tiles_only_where_kernels_overlap() -> None:
+    for capability, tile in (((8, 0), 32), ((9, 0), 16), ((12, 0), 16)):
+        properties = replace(HOPPER, capability=capability)
+        step = choose_path(call_of(64), Bounds(1, 1, 1024), properties, kernel="sm80")
+        assert f"row tile {tile}" in step.attend.description
 
 
 def test_shapes_fit_their_gpu() -> None:

@@ -134,7 +134,7 @@ class AttendPath(Protocol):
         """Return why this path cannot serve the call on that GPU, or None."""
         ...
 
-    def yields(self, call: Call, bounds: Bounds) -> str | None:
+    def yields(self, call: Call, bounds: Bounds, options: PathOptions) -> str | None:
         """Return why another path is measured to be faster, or None."""
         ...
 

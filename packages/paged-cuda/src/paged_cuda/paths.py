@@ -39,7 +39,7 @@ class BaselinePath:
             return None
         return f"needs {needed} bytes of shared memory a block, the GPU has {properties.shared_bytes}"
 
-    def yields(self, call: Call, bounds: Bounds) -> None:
+    def yields(self, call: Call, bounds: Bounds, options: PathOptions) -> None:
         """Return None: nothing is measured to be faster than this among the paths after it."""
 
     def shared_bytes(self, call: Call) -> int:
@@ -98,7 +98,7 @@ def choose_path(
             continue
         refusal = path.refuses(call, properties, options)
         if refusal is None and kernel == "auto":
-            refusal = path.yields(call, bounds)
+            refusal = path.yields(call, bounds, options)
         if refusal is not None:
             refusals.append(f"{path.name}: {refusal}")
             continue

@@ -19,6 +19,7 @@ from paged_cuda.sm90_shape import (
     shape_for,
     slabs_of,
 )
+from paged_cuda.small_steps import small_pairs
 from paged_cuda.split_plan import PAIRED_PARTIALS, Costs, SplitSizes, padded_v_head_size, split_plan
 from paged_cuda.tensor_maps import SLAB_CHANNELS, MapPlan
 
@@ -104,11 +105,18 @@ class HopperPath:
             description=f"row tile {ROW_TILE}, KV tile {shape.kv_tile}, {shape.stages} stages, wgmma",
         )
 
-    def yields(self, call: Call, bounds: Bounds) -> str | None:
+    def yields(self, call: Call, bounds: Bounds, options: PathOptions) -> str | None:
         """Return why another path is measured to be faster, or None."""
         rows = call.num_heads * max(1, bounds.max_tokens // bounds.max_batch)
         fewest = FEWEST_ROWS[padded_v_head_size(call.v_head_size or 0)]
-        return None if rows >= fewest else f"{rows} query rows a request, measured to gain from {fewest} on"
+        if rows < fewest:
+            return f"{rows} query rows a request, measured to gain from {fewest} on"
+        if small := small_pairs(call, bounds, options):
+            pairs = bounds.max_tokens * bounds.max_context
+            return (
+                f"{call.num_heads} heads, {pairs} pairs of a token and a key, measured to gain above {small}"
+            )
+        return None
 
     def _shape(self, call: Call, properties: DeviceProperties) -> HopperShape | None:
         return shape_for(call.head_size or 0, call.v_head_size or 0, properties.shared_bytes)

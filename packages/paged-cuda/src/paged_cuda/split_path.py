@@ -10,21 +10,24 @@ from paged_cuda.bounds import Bounds
 from paged_cuda.errors import ArgumentMismatch
 from paged_cuda.launch_plan import LaunchSpec, PathOptions, PathPlan
 from paged_cuda.signature import element_type
-from paged_cuda.split_plan import ROW_PARTIALS, Costs, SplitSizes, split_plan
+from paged_cuda.small_steps import small_pairs
+from paged_cuda.split_plan import ROW_PARTIALS, TALL_PARTIALS, Costs, SplitSizes, split_plan
 from paged_cuda.split_shape import MAX_HEAD_SIZE, ROW_TILES, Shape, shapes_for
 
 if TYPE_CHECKING:
     from paged_schema import Call
 
 
-def _row_tile(call: Call, bounds: Bounds) -> int:
-    """Choose the row tile from what is frozen: heads, and whether the bounds speak of prefill.
+def _row_tile(call: Call, bounds: Bounds, properties: DeviceProperties, options: PathOptions) -> int:
+    """Choose the row tile from what is frozen: heads, and whether the bounds speak of prefill or little work.
 
     On an H200 32 rows beat 48 and 64 wherever both were measured, and 16 rows win where a token has no more
-    heads than that and decodes (docs/measurements/).
+    heads than that and decodes (docs/measurements/), or in small steps; those where kernels overlap, from
+    compute capability 9.0 on.
     """
     rows = call.num_heads * max(1, bounds.max_tokens // bounds.max_batch)
-    return 16 if rows <= 16 else 32
+    small = properties.capability >= (9, 0) and small_pairs(call, bounds, options)
+    return 16 if rows <= 16 or small else 32
 
 
 _COSTS = Costs(min_rows=64, item_rows=64)
@@ -46,7 +49,7 @@ class SplitPath:
             return f"no tile fits {properties.shared_bytes} bytes of shared memory"
         return None
 
-    def yields(self, call: Call, bounds: Bounds) -> None:
+    def yields(self, call: Call, bounds: Bounds, options: PathOptions) -> None:
         """Return None: nothing is measured to be faster than this among the paths after it."""
 
     def plan(
@@ -79,7 +82,7 @@ class SplitPath:
             blocks_per_multiprocessor=shape.blocks_per_multiprocessor,
             split_rows=options.split_rows,
             costs=_COSTS,
-            partials=ROW_PARTIALS,
+            partials=ROW_PARTIALS if shape.row_tile == 16 else TALL_PARTIALS,
             query_channels=(call.rotary_offset, call.rotary_dim or 0) if call.rotary else (0, 0),
             description=_describe(shape),
         )
@@ -99,7 +102,7 @@ class SplitPath:
     def _shape(self, call: Call, bounds: Bounds, properties: DeviceProperties, options: PathOptions) -> Shape:
         if options.row_tile is not None and options.row_tile not in ROW_TILES:
             raise ArgumentMismatch("row_tile", "row_tile", options.row_tile, f"one of {ROW_TILES}")
-        wanted = options.row_tile or _row_tile(call, bounds)
+        wanted = options.row_tile or _row_tile(call, bounds, properties, options)
         found = self._shapes(call, wanted, properties, options)
         if not found and options.row_tile is None:
             found = self._shapes(call, 16, properties, options)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paged_bench.errors import OptionError
 
-_ROUNDS = {"quick": 2, "standard": 3, "full": 2, "tiles": 2}
+_ROUNDS = {"quick": 2, "standard": 3, "full": 2, "tiles": 2, "small": 2}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """The rows of the suites: the shapes that peers are known on, and those that the project's targets name.
 
 `quick` is a cross-section for a first look, `standard` the whole table, `full` adds stacks of whole models.
-`tiles` tries row tiles that the operator would not choose by itself.
+`tiles` tries row tiles that the operator would not choose by itself, `small` two of them where there is
+little to do.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import replace
 
 from paged_bench.measure.suite import CaseSpec
 
-SUITES = ("quick", "standard", "full", "tiles")
+SUITES = ("quick", "standard", "full", "tiles", "small")
 _HEADS = (16, 64, 128)
 _RAGGED_SEED = 318  # 128 lengths of 534,161 keys together, the total that the peers are known on
 _DECODE = (
@@ -123,11 +124,29 @@ def tiles() -> tuple[CaseSpec, ...]:
     return tuple(replace(shape, row_tile=rows) for shape in shapes for rows in (16, 32, 48, 64))
 
 
+def small() -> tuple[CaseSpec, ...]:
+    """Return small steps, each with 16-row tiles and with 64-row ones: mma.sync and wgmma."""
+    ends = [(1, 1024, 64), (1, 4096, 64), (1, 6144, 64), (1, 8192, 64), (4, 1024, 64), (64, 64, 64)]
+    ends += [(1, 1024, 128), (1, 3072, 128), (1, 4096, 128), (1, 8192, 32)]
+    between = [(1, 2048, 64), (8, 1024, 64), (8, 256, 64), (1, 2048, 128), (4, 256, 128)]
+    between += [(1, 4096, 32), (1, 16_384, 32), (1, 4096, 96)]
+    several = (((4096,), (4,), 16), ((256,), (16,), 64), ((128,), (128,), 16), ((512,), (128,), 16))
+    shapes = (
+        *(decode(*shape) for shape in (*ends, *between)),
+        *(_narrow(*shape) for shape in (*ends, *between)),
+        *(decode(*shape, head_size=448, v_head_size=384) for shape in ends),
+        *(decode(*shape, head_size=320, v_head_size=256) for shape in ends),
+        *(CaseSpec("speculative", *shape) for shape in several),
+    )
+    return tuple(replace(shape, row_tile=rows) for shape in shapes for rows in (16, 64))
+
+
 _SUITES: dict[str, Callable[[], tuple[CaseSpec, ...]]] = {
     "quick": quick,
     "standard": standard,
     "full": lambda: (*standard(), *models()),
     "tiles": tiles,
+    "small": small,
 }
 
 
