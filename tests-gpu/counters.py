@@ -62,12 +62,18 @@ def cases_of(path: str) -> list[CaseSpec]:
     """Return what is counted of `path`."""
     shapes = ((1, 4096), (1, 32_768), (128, 4096))
     narrow = {"head_size": 192, "v_head_size": 128}
+    batches = ((64, 4096), (128, 8192), (16, 8192), (256, 1024))
     if path == "sm80":
-        wide = [decode(*shape, 16) for shape in shapes]
-        return [*wide, ragged(16), decode(64, 4096, 16, **narrow, weight_terms=2)]
+        return [
+            *(decode(*shape, 16) for shape in (*shapes, *batches)),
+            decode(1, 4096, 64),
+            ragged(16),
+            decode(64, 4096, 16, **narrow),
+        ]
     return [
-        *(decode(*shape, 64) for shape in (*shapes, (64, 4096), (1, 131_072), (16, 8192), (256, 1024))),
+        *(decode(*shape, 64) for shape in (*shapes, *batches, (1, 131_072))),
         *(decode(*shape, 128) for shape in ((16, 8192), (128, 4096), (1, 4096), (64, 4096))),
+        decode(128, 4096, 96),
         decode(128, 4096, 128, block_size=16),
         decode(64, 4096, 64, **narrow),
         prefill(16),
