@@ -168,10 +168,13 @@ def test_what_it_cannot_serve_it_refuses_with_the_reason(
         (128, (448, 384), (1, 1, 64), "sm90"),
         (128, (320, 256), (1, 1, 1024), "sm80"),
         (64, (576, 512), (64, 64, 64), "sm80"),
-        (32, (576, 512), (129, 129, 1), "sm90"),
+        (32, (576, 512), (65, 65, 1), "sm90"),
+        (32, (576, 512), (8, 65, 1), "sm90"),
+        (24, (568, 500), (1, 1, 16_384), "sm80"),
         (64, (192, 128), (8, 8, 512), "sm80"),
         (64, (192, 128), (9, 9, 1), "sm90"),
-        (16, (576, 512), (1, 128, 128), "sm80"),
+        (16, (576, 512), (1, 64, 256), "sm80"),
+        (16, (576, 512), (1, 128, 128), "sm90"),
     ],
 )
 def test_auto_takes_what_the_records_show_to_be_faster(
@@ -185,13 +188,25 @@ def test_auto_takes_what_the_records_show_to_be_faster(
 
 
 @pytest.mark.parametrize("options", [PathOptions(split_rows=256), PathOptions(row_tile=64)])
-def test_what_the_caller_fixes_does_not_follow_the_bounds(options: PathOptions) -> None:
+def test_what_the_caller_fixes_is_not_overruled_by_little_work(options: PathOptions) -> None:
     for bounds in (Bounds(1, 1, 1024), Bounds(8, 8, 65_536)):
         assert choose_path(call_of(64), bounds, HOPPER, options=options).path == "sm90"
+        step = choose_path(call_of(64), bounds, HOPPER, kernel="sm80", options=options)
+        assert "row tile 16" not in step.attend.description
+
+
+def test_a_path_asked_for_by_name_is_taken_for_little_work_too() -> None:
+    assert choose_path(call_of(64), Bounds(1, 1, 1024), HOPPER, kernel="sm90").path == "sm90"
+
+
+def test_the_reason_names_the_work_and_its_limit() -> None:
+    reason = choose_path(call_of(96), Bounds(2, 3, 1365), HOPPER).reason
+    assert "96 heads, 4095 pairs" in reason
+    assert reason.endswith("above 4096")
 
 
 def test_small_steps_have_low_tiles_only_where_kernels_overlap() -> None:
-    for capability, tile in (((8, 0), 32), ((9, 0), 16), ((12, 0), 16)):
+    for capability, tile in (((8, 0), 32), ((8, 6), 32), ((8, 9), 32), ((9, 0), 16), ((12, 0), 16)):
         properties = replace(HOPPER, capability=capability)
         step = choose_path(call_of(64), Bounds(1, 1, 1024), properties, kernel="sm80")
         assert f"row tile {tile}" in step.attend.description

@@ -227,6 +227,29 @@ def test_few_rows_are_cut_finely_and_many_are_not() -> None:
     assert CombineShape.of(128, 384, 132, ROW_PARTIALS) == CombineShape(1, 32, 32)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "row_tile", "partials"),
+    [("sm80", 16, ROW_PARTIALS), ("sm80", 32, TALL_PARTIALS), ("sm90", None, PAIRED_PARTIALS)],
+)
+def test_a_path_launches_the_combine_kernel_of_its_partials(
+    kernel: str, row_tile: int | None, partials: Partials, make_call: Make
+) -> None:
+    """As many blocks as the lines that may be cut ask for, and the shared memory that the kernel lays out."""
+    gpu = replace(FAKE_GPU, capability=(9, 0), multiprocessors=132)
+    call, batch = make_call(heads=64, head_size=576, v_head_size=512), 40
+    options = PathOptions(row_tile=row_tile)
+    step = choose_path(call, Bounds(batch, batch, 65_536), gpu, kernel=kernel, options=options)
+    combine = step.launches[-1]
+    shape = CombineShape.of(min(batch, 132) * partials.lines(64), 512, 132, partials)
+    assert combine.signature.kernel == partials.combine
+    assert (combine.grid[0], combine.block[0], combine.shared_bytes) == (
+        shape.grid,
+        partials.threads,
+        partials.shared_bytes,
+    )
+    assert dict(combine.signature.constants).get("SHARED_BYTES", 0) == partials.shared_bytes
+
+
 def test_attend_leaves_room_for_a_block_of_combine() -> None:
     """Both wait on one multiprocessor of 64 K registers; a warp takes its registers in steps of eight."""
     shape = shapes_for(16, 576, 512, shared_bytes=232_448, shared_bytes_multiprocessor=233_472)[0]

@@ -18,7 +18,7 @@ class MeasureOptions:
     """What to measure and how.
 
     Attributes:
-        suite: `quick`, `standard`, `full` or `tiles`.
+        suite: One of `paged_bench.measure.tables.SUITES`.
         only: Patterns of case ids; empty for all.
         peers: As `--peers` was given.
         out: The record.
