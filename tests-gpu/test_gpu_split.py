@@ -47,7 +47,7 @@ def test_layers_that_feed_each_other(size: int, heads: int, batch: int, past: in
     A step of other lengths comes before each, so that its schedule is not there already; a cache's row is
     another one each time that it is written.
     """
-    # With the usual scale the softmax of a query as small as an output is flat, and hides what was wrong before.
+    # With the usual scale the softmax of a query as small as an output is flat, and hides earlier faults.
     shape = {"heads": heads, "head_size": size, "v_head_size": size, "scale": 0.25}
     layers = [build(Case((1,) * batch, (past,) * batch, seed=seed, **shape)) for seed in range(LAYERS)]
     other = upload(build(Case((1,) * batch, (past // 3,) * batch, seed=99, **shape)), stream)
