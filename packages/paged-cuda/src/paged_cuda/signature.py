@@ -72,24 +72,3 @@ def append_signature(call: Call, *, debug: bool) -> KernelSignature:
 def baseline_signature(call: Call, *, debug: bool) -> KernelSignature:
     """Return the baseline attend kernel for `call`."""
     return KernelSignature("baseline_latent", element_type(call), debug=debug)
-
-
-def combine_signature(
-    kernel: str,
-    dtype: ElementType,
-    v_head_size: int,
-    *,
-    row_tile: int,
-    column_parts: int,
-    worker: int,
-    shared_bytes: int,
-) -> KernelSignature:
-    """Return the kernel that merges the parts of cut items."""
-    sizes = (
-        ("V_HEAD_SIZE", v_head_size),
-        ("ROW_TILE", row_tile),
-        ("COLUMN_PARTS", column_parts),
-        ("WORKER", worker),
-    )
-    own = (("SHARED_BYTES", shared_bytes),) if shared_bytes else ()
-    return KernelSignature(kernel, dtype, (*sizes, *own))

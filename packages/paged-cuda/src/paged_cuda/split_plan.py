@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from paged_cuda.bounds import INT32_MAX, Bounds
 from paged_cuda.errors import ArgumentMismatch
 from paged_cuda.launch_plan import LaunchSpec, PathPlan
-from paged_cuda.signature import KernelSignature, combine_signature, element_type
+from paged_cuda.signature import ElementType, KernelSignature, element_type
 from paged_cuda.workspace import WorkspaceLayout
 
 if TYPE_CHECKING:
@@ -102,6 +102,19 @@ class Partials:
         """Return the lines of an item of `rows` rows; the combine kernel's workers take them one by one."""
         return -(-rows // 16) * 8 if self.paired else rows
 
+    def signature(
+        self, dtype: ElementType, v_head_size: int, *, row_tile: int, column_parts: int, worker: int
+    ) -> KernelSignature:
+        """Return the combine kernel that shares out its rows so (see `CombineShape`)."""
+        constants = (
+            ("V_HEAD_SIZE", v_head_size),
+            ("ROW_TILE", row_tile),
+            ("COLUMN_PARTS", column_parts),
+            ("WORKER", worker),
+        )
+        own = (("SHARED_BYTES", self.shared_bytes),) if self.shared_bytes else ()
+        return KernelSignature(self.combine, dtype, (*constants, *own))
+
 
 ROW_PARTIALS = Partials()
 TALL_PARTIALS = Partials(blocks=(4,))
@@ -178,7 +191,7 @@ class CombineShape:
         Few lines lie in many parts each, which a whole team takes at once; of many lines each has few parts,
         and a warp takes it.
         """
-        groups, threads = padded_v_head_size(v_head_size) // 128, 0
+        groups = padded_v_head_size(v_head_size) // 128
         teams = [(n, partials.team) for n in (8, 4, 2)]
         warps = [(n, 32) for n in (4, 2, 1) if groups % n == 0]
         for blocks in partials.blocks:
@@ -186,7 +199,7 @@ class CombineShape:
             for column_parts, worker in (*teams, *warps):
                 if (needed := lines * column_parts * worker) <= threads:
                     return cls(column_parts, worker, -(-needed // partials.threads))
-        return cls(1, 32, threads // partials.threads)
+        return cls(1, 32, partials.blocks[-1] * multiprocessors)
 
 
 def split_plan(
@@ -249,14 +262,12 @@ def split_plan(
     lines = sizes.cut_items * partials.lines(sizes.item_rows)
     merge = CombineShape.of(lines, v_head_size, multiprocessors, partials)
     combine = LaunchSpec(
-        combine_signature(
-            partials.combine,
+        partials.signature(
             dtype,
             v_head_size,
             row_tile=tiles.row_tile,
             column_parts=merge.column_parts,
             worker=merge.worker,
-            shared_bytes=partials.shared_bytes,
         ),
         (merge.grid, 1, 1),
         (partials.threads, 1, 1),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import get_args
 
-from paged_cuda.signature import ElementType, KernelSignature, combine_signature
+from paged_cuda.signature import ElementType, KernelSignature
 from paged_cuda.sm90_shape import ROW_TILE, shape_for
 from paged_cuda.split_plan import PAIRED_PARTIALS, ROW_PARTIALS, Partials, padded_v_head_size
 from paged_cuda.split_shape import ROW_TILES, shapes_for
@@ -108,15 +108,7 @@ def _combines(
     warps = [(parts, 32) for parts in (1, 2, 4) if groups % parts == 0 and (whole or parts == 1)]
     few = [(parts, partials.team) for parts in ((2, 4, 8) if whole else (8,))]
     for column_parts, worker in [*warps, *few]:
-        yield combine_signature(
-            partials.combine,
-            dtype,
-            sizes[1],
-            row_tile=row_tile,
-            column_parts=column_parts,
-            worker=worker,
-            shared_bytes=partials.shared_bytes,
-        )
+        yield partials.signature(dtype, sizes[1], row_tile=row_tile, column_parts=column_parts, worker=worker)
 
 
 def _split_signatures(dtype: ElementType, shared_bytes: int) -> Iterator[KernelSignature]:

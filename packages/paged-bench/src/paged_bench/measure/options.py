@@ -9,8 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from paged_bench.errors import OptionError
-
-_ROUNDS = {"quick": 2, "standard": 3, "full": 2, "tiles": 2, "small": 2}
+from paged_bench.measure.tables import SUITES
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class MeasureOptions:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("--suite", choices=tuple(_ROUNDS), default="standard")
+    parser.add_argument("--suite", choices=SUITES, default="standard")
     parser.add_argument(
         "--only",
         action="append",
@@ -97,7 +96,7 @@ def read_options(values: argparse.Namespace) -> MeasureOptions:
         peers=values.peers,
         out=values.out,
         kernel=values.kernel,
-        rounds=values.rounds or _ROUNDS[values.suite],
+        rounds=values.rounds or (3 if values.suite == "standard" else 2),
         delay=values.delay,
         force=values.force,
         device=values.device,

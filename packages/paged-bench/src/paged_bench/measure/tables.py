@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from paged_bench.measure.suite import CaseSpec
 
-SUITES = ("quick", "standard", "full", "tiles", "small")
 _HEADS = (16, 64, 128)
 _RAGGED_SEED = 318  # 128 lengths of 534,161 keys together, the total that the peers are known on
 _DECODE = (
@@ -148,6 +147,7 @@ _SUITES: dict[str, Callable[[], tuple[CaseSpec, ...]]] = {
     "tiles": tiles,
     "small": small,
 }
+SUITES = tuple(_SUITES)
 
 
 def cases_of(suite: str) -> tuple[CaseSpec, ...]:
