@@ -109,3 +109,27 @@ def test_rounded_weights_stay_within_their_own_error(stream: Stream) -> None:
     got, want = run(problem, stream, "sm80", weight_terms=1), reference(problem)
     error = got.output.astype(np.float64) - want.output.astype(np.float64)
     assert np.linalg.norm(error) < 2.0**-8 * np.linalg.norm(want.output.astype(np.float64))
+
+
+@pytest.mark.parametrize("sizes", [(576, 512), (448, 384), (320, 256), (192, 128), (192, 100)])
+def test_small_channels_of_a_cut_row_keep_their_digits(sizes: tuple[int, int], stream: Stream) -> None:
+    """Partials are integers whose scale columns share: an eighth of the row, in the Hopper kernel a half."""
+    case = Case((1,), (5_000,), heads=16, head_size=sizes[0], v_head_size=sizes[1], rotary_dim=0, seed=6)
+    problem = build(case)
+    columns = np.arange(sizes[0])
+    padded = -(-sizes[1] // 128) * 128
+    size = 0.25 ** (8 * columns // padded) * 0.5 ** (columns % 4)
+    scaled = {
+        name: (problem.inputs[name].astype(np.float32) * size).astype(problem.inputs[name].dtype)
+        for name in ("key", "key_cache")
+    }
+    problem = problem.changed(**scaled)
+    want = reference(problem).output.astype(np.float64).reshape(16, sizes[1])
+    for kernel in paths_for(call_of(problem), stream.device):
+        terms = {} if kernel == "baseline" else {"weight_terms": 2}
+        got = run(problem, stream, kernel, **terms).output.astype(np.float64).reshape(16, sizes[1])
+        shared = padded // (2 if kernel == "sm90" else 8)
+        largest = size[columns[: sizes[1]] // shared * shared]
+        # A value is within five deviations, an integer off by half of a 32,767th; the rest is rounding.
+        allowed = 5 * largest / 65_534 + 2.0**-8 * np.abs(want) + 2.0**-16 * size[: sizes[1]]
+        assert (np.abs(got - want) <= allowed).all(), kernel

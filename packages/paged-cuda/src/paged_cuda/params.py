@@ -33,7 +33,7 @@ _POINTERS = (
     "item_begin",
     "request_begin",
     "partial_output",
-    "partial_lse",
+    "partial_facts",
     "progress",
 )
 _STRIDES = ("query_stride", "key_stride", "output_stride", "page_stride", "row_stride", "table_stride")

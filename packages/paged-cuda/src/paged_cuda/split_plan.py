@@ -77,8 +77,7 @@ class Partials:
 
     Attributes:
         combine: The kernel.
-        paired: Whether rows lie two by two as wgmma's accumulators do, in 16 bits with their scales; else one
-            after the other in float32.
+        paired: Whether rows lie two by two as wgmma's accumulators do; else one after the other.
         threads: Of a block of the combine kernel.
         team: Of them, those that share a line where few lines lie in many parts.
         blocks: Of the combine kernel a multiprocessor; the next number where a warp for each line takes more.
@@ -94,9 +93,9 @@ class Partials:
     shared_bytes: int = 0
 
     @property
-    def row_bytes(self) -> tuple[int, int]:
-        """Return the bytes of a value, and of what is kept of a row beside its values."""
-        return (2, 16) if self.paired else (4, 4)
+    def fact_bytes(self) -> int:
+        """Return the bytes that are kept of a row beside its values: its log-sum-exp, and their scales."""
+        return 16 if self.paired else 64
 
     def lines(self, rows: int) -> int:
         """Return the lines of an item of `rows` rows; the combine kernel's workers take them one by one."""
@@ -300,7 +299,6 @@ def _workspace(
     query_width: int,
     own_regions: Mapping[str, int],
 ) -> WorkspaceLayout:
-    value_bytes, row_bytes = partials.row_bytes
     rows = sizes.slots * sizes.row_tiles * tiles.row_tile
     lists = max(sizes.slices, sizes.max_items if sizes.chunk else 0)
     return WorkspaceLayout.of(
@@ -310,7 +308,7 @@ def _workspace(
         splits=32 * (lists + bounds.max_batch + 2 + sizes.combine_entries),
         item_begin=4 * sizes.max_items,
         request_begin=4 * bounds.max_batch,
-        partial_output=value_bytes * rows * padded_v_head_size(call.v_head_size or 0),
-        partial_lse=row_bytes * rows,
+        partial_output=2 * rows * padded_v_head_size(call.v_head_size or 0),
+        partial_facts=partials.fact_bytes * rows,
         **own_regions,
     )

@@ -2,13 +2,14 @@
 //
 // A task is one of COLUMN_PARTS parts of the columns of one row of one entry of the schedule's list; workers take them in
 // turn. A worker is a warp where there are many rows, and a block of 128 threads where there are few rows in many parts;
-// its threads are groups of parts times lanes of four columns. One pass with an online rescale: a group adds its parts in
+// its threads are groups of parts times lanes of neighbouring columns. One pass with an online rescale: a group adds its parts in
 // order, and the groups are added in order. All loads of a batch of parts are issued before the first use.
 // A block and one of the attend kernel fit a multiprocessor together: it waits there, its list entry already read, while
 // attend still runs.
 //
 // Macros: BF16 V_HEAD_SIZE ROW_TILE COLUMN_PARTS WORKER
 #include "layout/output.cuh"
+#include "layout/row_partial.cuh"
 #include "layout/schedule.cuh"
 #include "layout/zero_rows.cuh"
 #include "math/partial.cuh"
@@ -17,14 +18,31 @@
 
 constexpr int kThreads = 128, kWorker = WORKER;
 constexpr int kColumns = kVPadded / COLUMN_PARTS;
-constexpr int kLanes = kColumns / 4 < kWorker ? kColumns / 4 : kWorker;
-constexpr int kVectors = kColumns / 4 / kLanes;                  // float4 a lane
+constexpr int kLaneColumns = (kWorker == 32 ? kColumns % 256 == 0 : kColumns >= 64) ? 8 : 4;   // neighbours
+constexpr int kLanes = kColumns / kLaneColumns < kWorker ? kColumns / kLaneColumns : kWorker;
+constexpr int kVectors = kColumns / kLaneColumns / kLanes;       // of a lane
 constexpr int kGroups = kWorker / kLanes;                        // parts at a time
-constexpr int kBatch = 8 / kVectors > 0 ? 8 / kVectors : 1;      // parts a thread has in flight
-static_assert(kVPadded % (4 * COLUMN_PARTS) == 0 && kLanes * kVectors * 4 == kColumns && kGroups >= 1, "lanes");
+// Parts a thread has in flight. A narrow row's code is kept short, as it is fetched anew after each attend kernel.
+constexpr int kBatch = (kVPadded == 128 ? 4 : 8) / kVectors > 0 ? (kVPadded == 128 ? 4 : 8) / kVectors : 1;
+static_assert(kVPadded % (4 * COLUMN_PARTS) == 0 && kLanes * kVectors * kLaneColumns == kColumns && kGroups >= 1, "lanes");
+static_assert(kGroups == 1 || kVectors == 1, "one sum a lane where groups are added");
+
+// Neighbouring columns of one row of a partial.
+struct Columns {
+  u32 words[kLaneColumns / 2];
+  __device__ __forceinline__ void load(const u32* at) {
+    if constexpr (kLaneColumns == 8) {
+      const uint4 v = *(const uint4*)at;
+      words[0] = v.x; words[1] = v.y; words[2] = v.z; words[3] = v.w;
+    } else {
+      const uint2 v = *(const uint2*)at;
+      words[0] = v.x; words[1] = v.y;
+    }
+  }
+};
 
 extern "C" __global__ void __launch_bounds__(kThreads, 6) SYMBOL(const __grid_constant__ AttentionParams p) {
-  __shared__ float4 group_sum[kGroups][kLanes];
+  __shared__ __align__(16) float group_sum[kGroups][kLanes][kLaneColumns];
   __shared__ float group_max[kGroups], group_weight[kGroups];
   const int thread = threadIdx.x % kWorker, group = thread / kLanes, lane = thread % kLanes;
   const int rows = p.num_heads < ROW_TILE ? ROW_TILE : p.num_heads;   // that an item may have
@@ -41,31 +59,34 @@ extern "C" __global__ void __launch_bounds__(kThreads, 6) SYMBOL(const __grid_co
   for (;;) {
     if (entry.parts < 0) return;
     const int within = task % tasks;
-    const int row = within / COLUMN_PARTS, column_part = within % COLUMN_PARTS, column = column_part * kColumns + lane * 4;
+    const int row = within / COLUMN_PARTS, first_column = within % COLUMN_PARTS * kColumns, column = first_column + lane * kLaneColumns;
     if (entry.parts == 0) {
       zero_rows(p, entry, within, tasks, thread, kWorker);
     } else if (row < entry.rows) {
       const u32 slot_rows = p.row_tiles * ROW_TILE;
       const u32 first_row = entry.slot * slot_rows + row, step = p.chunk ? slot_rows : 2 * slot_rows;   // parts lie 1 or 2 slots apart
-      float top = kStartMax, weight = 0.f;
-      float4 sum[kVectors];
-#pragma unroll
-      for (int e = 0; e < kVectors; e++) sum[e] = make_float4(0.f, 0.f, 0.f, 0.f);
+      float top = kStartMax, weight = 0.f, sum[kVectors][kLaneColumns] = {};
       if (group < kGroups)
         for (int first = group; first < entry.parts; first += kBatch * kGroups) {
-          float lse[kBatch];
-          float4 v[kBatch][kVectors];
+          float lse[kBatch], scale[kBatch][kVectors];
+          Columns v[kBatch][kVectors];
 #pragma unroll
           for (int u = 0; u < kBatch; u++) {
             const int part = first + u * kGroups;
             const u32 at = first_row + part * step + (part == 0 ? entry.adjust * slot_rows : 0);
             lse[u] = kMasked;
 #pragma unroll
-            for (int e = 0; e < kVectors; e++) v[u][e] = make_float4(0.f, 0.f, 0.f, 0.f);
+            for (int e = 0; e < kVectors; e++) {
+              scale[u][e] = 0.f;
+              v[u][e] = Columns{};
+            }
             if (part < entry.parts) {
-              lse[u] = p.partial_lse[at];
+              lse[u] = *partial_facts(p, at);
 #pragma unroll
-              for (int e = 0; e < kVectors; e++) v[u][e] = *(const float4*)(p.partial_output + (u64)at * kVPadded + column + e * kLanes * 4);
+              for (int e = 0; e < kVectors; e++) {
+                scale[u][e] = *partial_scale(p, at, column + e * kLanes * kLaneColumns);
+                v[u][e].load(partial_words(p, at, column + e * kLanes * kLaneColumns));
+              }
             }
           }
           float new_top = top;
@@ -75,44 +96,59 @@ extern "C" __global__ void __launch_bounds__(kThreads, 6) SYMBOL(const __grid_co
           top = new_top;
           weight *= rescale;
 #pragma unroll
-          for (int e = 0; e < kVectors; e++) { sum[e].x *= rescale; sum[e].y *= rescale; sum[e].z *= rescale; sum[e].w *= rescale; }
+          for (int e = 0; e < kVectors; e++)
+#pragma unroll
+            for (int c = 0; c < kLaneColumns; c++) sum[e][c] *= rescale;
 #pragma unroll
           for (int u = 0; u < kBatch; u++) {
             const float w = lse[u] > kStartMax ? exp2_fast(lse[u] - new_top) : 0.f;
             weight += w;
 #pragma unroll
             for (int e = 0; e < kVectors; e++) {
-              sum[e].x += v[u][e].x * w; sum[e].y += v[u][e].y * w; sum[e].z += v[u][e].z * w; sum[e].w += v[u][e].w * w;
+              const float f = w * scale[u][e];
+#pragma unroll
+              for (int c = 0; c < kLaneColumns / 2; c++) {
+                sum[e][2 * c] += fixed_low(v[u][e].words[c]) * f;
+                sum[e][2 * c + 1] += fixed_high(v[u][e].words[c]) * f;
+              }
             }
           }
         }
-      if (kGroups > 1) {   // then kVectors is 1
+      u16* const output = p.output + packed_row_offset(entry.row0 + row, p.num_heads, p.output_stride, V_HEAD_SIZE);
+      if (kGroups > 1) {
         __syncthreads();
         if (group < kGroups) {
-          group_sum[group][lane] = sum[0];
+#pragma unroll
+          for (int c = 0; c < kLaneColumns; c += 4) *(float4*)(group_sum[group][lane] + c) = make_float4(sum[0][c], sum[0][c + 1], sum[0][c + 2], sum[0][c + 3]);
           if (lane == 0) { group_max[group] = top; group_weight[group] = weight; }
         }
         __syncthreads();
-        sum[0] = make_float4(0.f, 0.f, 0.f, 0.f);
-        weight = 0.f;
-        top = kStartMax;
+        for (int k = thread; k < kColumns / 2; k += kWorker) {   // pairs of columns
+          float most = kStartMax, all = 0.f, a = 0.f, b = 0.f;
 #pragma unroll
-        for (int i = 0; i < kGroups; i++) top = fmaxf(top, group_max[i]);
-        if (group == 0)
+          for (int i = 0; i < kGroups; i++) most = fmaxf(most, group_max[i]);
 #pragma unroll
           for (int i = 0; i < kGroups; i++) {
-            const float w = exp2_fast(group_max[i] - top);
-            const float4 v = group_sum[i][lane];
-            weight += w * group_weight[i]; sum[0].x += w * v.x; sum[0].y += w * v.y; sum[0].z += w * v.z; sum[0].w += w * v.w;
+            const float w = exp2_fast(group_max[i] - most);
+            const float2 v = *(const float2*)(&group_sum[i][0][0] + 2 * k);
+            all += w * group_weight[i];
+            a += w * v.x;
+            b += w * v.y;
           }
-      }
-      if (group == 0) {
+          const float inverse = all > 0.f ? 1.f / all : 0.f;
+          store_pair(output, first_column + 2 * k, a * inverse, b * inverse, vectors);
+          if (p.lse && first_column == 0 && k == 0) p.lse[(i64)entry.row0 + row] = all > 0.f ? (most + log2_fast(all)) * kLn2 : kMinusInfinity;
+        }
+      } else {
         const float inverse = weight > 0.f ? 1.f / weight : 0.f;
-        u16* const output = p.output + packed_row_offset(entry.row0 + row, p.num_heads, p.output_stride, V_HEAD_SIZE) + column;
 #pragma unroll
         for (int e = 0; e < kVectors; e++)
-          store_columns(output + e * kLanes * 4, column + e * kLanes * 4, make_float4(sum[e].x * inverse, sum[e].y * inverse, sum[e].z * inverse, sum[e].w * inverse), vectors);
-        if (p.lse && column_part == 0 && lane == 0)
+#pragma unroll
+          for (int c = 0; c < kLaneColumns; c += 4) {
+            const int from = column + e * kLanes * kLaneColumns + c;
+            store_columns(output + from, from, make_float4(sum[e][c] * inverse, sum[e][c + 1] * inverse, sum[e][c + 2] * inverse, sum[e][c + 3] * inverse), vectors);
+          }
+        if (p.lse && first_column == 0 && lane == 0)
           p.lse[(i64)entry.row0 + row] = weight > 0.f ? (top + log2_fast(weight)) * kLn2 : kMinusInfinity;
       }
     }

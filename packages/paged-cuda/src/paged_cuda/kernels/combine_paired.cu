@@ -35,17 +35,6 @@ __device__ __forceinline__ void meet_worker() {
   else __syncwarp();
 }
 
-// Two neighbouring columns of an output row, of which those below V_HEAD_SIZE exist.
-__device__ __forceinline__ void store_pair(u16* row, int column, float a, float b, bool vectors) {
-  const u32 both = pack_pair(a, b);
-  if (vectors) {
-    if (V_HEAD_SIZE == kVPadded || column < V_HEAD_SIZE) *(u32*)(row + column) = both;
-    return;
-  }
-  if (column < V_HEAD_SIZE) row[column] = (u16)both;
-  if (column + 1 < V_HEAD_SIZE) row[column + 1] = (u16)(both >> 16);
-}
-
 extern "C" __global__ void __launch_bounds__(kThreads, 2) SYMBOL(const __grid_constant__ AttentionParams p) {
   extern __shared__ __align__(16) unsigned char shared_memory[];
   __shared__ __align__(16) float group_sum[kGroups > 1 ? kGroups : 1][kLanes][8], group_max[kGroups][2], group_weight[kGroups][2];
@@ -116,8 +105,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) SYMBOL(const __grid_co
             const u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
             for (int c = 0; c < 4; c++) {
-              sum[e][2 * c] += partial_low(words[c]) * f[c & 1];
-              sum[e][2 * c + 1] += partial_high(words[c]) * f[c & 1];
+              sum[e][2 * c] += fixed_low(words[c]) * f[c & 1];
+              sum[e][2 * c + 1] += fixed_high(words[c]) * f[c & 1];
             }
           }
         }

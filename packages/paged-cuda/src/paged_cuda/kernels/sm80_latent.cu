@@ -22,6 +22,7 @@
 // Macros: BF16 HEAD_SIZE V_HEAD_SIZE ROW_TILE KV_TILE STAGES K_SPLIT PRODUCER_WARPS CTAS_PER_SM
 //         REGISTERS WEIGHT_TERMS SHARED_BYTES
 #include "layout/output.cuh"
+#include "layout/row_partial.cuh"
 #include "layout/schedule.cuh"
 #include "math/partial.cuh"
 #include "ptx/barrier.cuh"
@@ -351,7 +352,7 @@ SYMBOL(const __grid_constant__ AttentionParams p) {
           const float lse = row_max + log2_fast(l);
           if (!whole) {
             const i64 slot = p.chunk ? part + tile / p.chunk - tile_first / p.chunk : 2 * slice + (first_segment ? 0 : 1);
-            p.partial_lse[(slot * p.row_tiles + row_tile) * ROW_TILE + own_row] = l > 0.f ? lse : kStartMax;
+            *partial_facts(p, (slot * p.row_tiles + row_tile) * ROW_TILE + own_row) = l > 0.f ? lse : kStartMax;
           } else if (p.lse && own_row < rows) {
             p.lse[(i64)row0 + own_row] = l > 0.f ? lse * kLn2 : kMinusInfinity;
           }
@@ -410,12 +411,39 @@ SYMBOL(const __grid_constant__ AttentionParams p) {
           barrier_arrive(empty + 8 * stages[h]);
         }
       }
-    if (segment_end) {
-      // Neighbouring lanes trade halves so that a lane stores four neighbouring columns.
-      const bool odd = lane & 1;
-      const int column = warp * kWarpColumns + (odd ? 6 + quad_column : quad_column);
+    // Neighbouring lanes trade halves so that a lane stores four neighbouring columns.
+    const bool odd = lane & 1;
+    const int column = warp * kWarpColumns + (odd ? 6 + quad_column : quad_column);
+    if (segment_end && !whole) {
       const i64 slot = p.chunk ? part + tile / p.chunk - tile_first / p.chunk : 2 * slice + (first_segment ? 0 : 1);
-      float* const partial = p.partial_output + ((slot * p.row_tiles + row_tile) * ROW_TILE + quad_row) * kVPadded + column;
+      const u64 first_row = (slot * p.row_tiles + row_tile) * ROW_TILE + quad_row;
+#pragma unroll
+      for (int a = 0; a < kRowTiles16; a++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const u64 at = first_row + a * 16 + half * 8;
+          float most = 0.f;
+#pragma unroll
+          for (int b = 0; b < kColumnTiles * 2; b++)
+#pragma unroll
+            for (int e = 0; e < 2; e++)   // columns behind the value's are the key's, and nobody's
+              if (V_HEAD_SIZE == kVPadded || warp * kWarpColumns + b * 8 + quad_column + e < V_HEAD_SIZE)
+                most = larger_magnitude(most, out[a][b][2 * half + e]);
+          most = largest_of_quad(most);
+          const float factor = fixed_factor(most);
+          u32* const words = partial_words(p, at, column);
+#pragma unroll
+          for (int b = 0; b < kColumnTiles * 2; b += 2) {
+            const u32 x = pack_fixed(out[a][b][2 * half], out[a][b][2 * half + 1], factor);
+            const u32 y = pack_fixed(out[a][b + 1][2 * half], out[a][b + 1][2 * half + 1], factor);
+            const u32 received = __shfl_xor_sync(~0u, odd ? x : y, 1);
+            *(uint2*)(words + b * 4) = odd ? make_uint2(received, y) : make_uint2(x, received);
+            out[a][b][2 * half] = out[a][b][2 * half + 1] = out[a][b + 1][2 * half] = out[a][b + 1][2 * half + 1] = 0.f;
+          }
+          if (quad_column == 0) *partial_scale(p, at, warp * kWarpColumns) = fixed_scale(most) * inverse[a][half];
+        }
+      first_segment = false;
+    } else if (segment_end) {
       const bool vectors = output_takes_vectors(p);
 #pragma unroll
       for (int a = 0; a < kRowTiles16; a++)
@@ -430,11 +458,7 @@ SYMBOL(const __grid_constant__ AttentionParams p) {
             const float x1 = out[a][b + 1][2 * half] * inverse[a][half], y1 = out[a][b + 1][2 * half + 1] * inverse[a][half];
             const float rx = __shfl_xor_sync(~0u, odd ? x0 : x1, 1), ry = __shfl_xor_sync(~0u, odd ? y0 : y1, 1);
             const float4 v = odd ? make_float4(rx, ry, x1, y1) : make_float4(x0, y0, rx, ry);
-            if (!whole) {
-              *(float4*)(partial + row * kVPadded + b * 8) = v;
-            } else if (live) {
-              store_columns(output + b * 8, column + b * 8, v, vectors);
-            }
+            if (live) store_columns(output + b * 8, column + b * 8, v, vectors);
             out[a][b][2 * half] = out[a][b][2 * half + 1] = out[a][b + 1][2 * half] = out[a][b + 1][2 * half + 1] = 0.f;
           }
         }

@@ -8,6 +8,7 @@
 //
 // Macros: BF16 HEAD_SIZE V_HEAD_SIZE ROW_TILE KV_TILE STAGES CONSUMER_WARPS PRODUCER_WARPS WEIGHT_TERMS SHARED_BYTES
 #include "layout/output.cuh"
+#include "layout/row_partial.cuh"
 #include "layout/schedule.cuh"
 #include "math/partial.cuh"
 #include "ptx/barrier.cuh"
@@ -15,6 +16,8 @@
 #include "ptx/dependency.cuh"
 #include "ptx/matrix.cuh"
 #include "ptx/shared.cuh"
+
+static_assert(kScaleColumns == 16, "four lanes share a scale");
 
 constexpr int kConsumers = CONSUMER_WARPS * 32, kLoaders = PRODUCER_WARPS * 32, kThreads = kConsumers + kLoaders;
 
@@ -278,14 +281,22 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
       named_barrier_sync<kConsumers>();
       const bool whole = tile == tile_first && tile + count == tile_end;
       const i64 slot = p.chunk ? part + tile / p.chunk - tile_first / p.chunk : 2 * slice + (first_segment ? 0 : 1);
-#pragma unroll
+#pragma unroll 1   // code that runs once a segment, and is fetched then
       for (int r = 0; r < kWarpRows; r++) {
         const int row = warp * kWarpRows + r;
         const MergedRow merged(shared, row, lane);
         if (!whole) {
-          const i64 at = (slot * p.row_tiles + row_tile) * ROW_TILE + row;
-          *(float4*)(p.partial_output + at * kVPadded + lane * 4) = merged.out;
-          if (lane == 0) p.partial_lse[at] = merged.empty ? kStartMax : merged.log_sum;
+          const u64 at = (slot * p.row_tiles + row_tile) * ROW_TILE + row;
+          const float values[4] = {merged.out.x, merged.out.y, merged.out.z, merged.out.w};
+          float most = 0.f;
+#pragma unroll
+          for (int e = 0; e < 4; e++)   // columns behind the value's are the key's, and nobody's
+            if (V_HEAD_SIZE == kVPadded || lane * 4 + e < V_HEAD_SIZE) most = larger_magnitude(most, values[e]);
+          most = largest_of_quad(most);
+          const float factor = fixed_factor(most);
+          *(uint2*)partial_words(p, at, lane * 4) = make_uint2(pack_fixed(values[0], values[1], factor), pack_fixed(values[2], values[3], factor));
+          if (lane % 4 == 0) *partial_scale(p, at, lane * 4) = fixed_scale(most);
+          if (lane == 0) *partial_facts(p, at) = merged.empty ? kStartMax : merged.log_sum;
         } else if (row < rows) {
           store_columns(p.output + packed_row_offset(row0 + row, p.num_heads, p.output_stride, V_HEAD_SIZE) + lane * 4, lane * 4, merged.out, vectors);
           if (p.lse && lane == 0) p.lse[(i64)row0 + row] = merged.empty ? kMinusInfinity : merged.log_sum * kLn2;

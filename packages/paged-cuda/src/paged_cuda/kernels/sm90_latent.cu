@@ -766,21 +766,18 @@ __device__ __forceinline__ void store_partial(const AttentionParams& p, const fl
       most0 = larger_magnitude(most0, out[4 * g + e]);
       most1 = larger_magnitude(most1, out[4 * g + 2 + e]);
     }
-#pragma unroll
-  for (int d = 1; d < 4; d <<= 1) {
-    most0 = larger_magnitude(most0, __shfl_xor_sync(~0u, most0, d));
-    most1 = larger_magnitude(most1, __shfl_xor_sync(~0u, most1, d));
-  }
+  most0 = largest_of_quad(most0);
+  most1 = largest_of_quad(most1);
   if (!live) return;
-  const float factor0 = partial_factor(most0), factor1 = partial_factor(most1);
+  const float factor0 = fixed_factor(most0), factor1 = fixed_factor(most1);
   u32* const words = partial_words(p, at, first_column, lane & 3);
 #pragma unroll
   for (int g = 0; g < kColumns / 8; g += 2)
-    store_partial_words(words + g / 2 * 128, pack_partial(out[4 * g], out[4 * g + 1], factor0), pack_partial(out[4 * g + 2], out[4 * g + 3], factor1),
-                        pack_partial(out[4 * g + 4], out[4 * g + 5], factor0), pack_partial(out[4 * g + 6], out[4 * g + 7], factor1));
+    store_partial_words(words + g / 2 * 128, pack_fixed(out[4 * g], out[4 * g + 1], factor0), pack_fixed(out[4 * g + 2], out[4 * g + 3], factor1),
+                        pack_fixed(out[4 * g + 4], out[4 * g + 5], factor0), pack_fixed(out[4 * g + 6], out[4 * g + 7], factor1));
   if (lane & 3) return;
-  partial_facts(p, at, half)[1] = partial_scale(most0) * inverse0;
-  partial_facts(p, at + 8, half)[1] = partial_scale(most1) * inverse1;
+  partial_facts(p, at, half)[1] = fixed_scale(most0) * inverse0;
+  partial_facts(p, at + 8, half)[1] = fixed_scale(most1) * inverse1;
 }
 
 __device__ __forceinline__ void attend(const AttentionParams& p, const Shared& shared, int half, int warp, int lane) {

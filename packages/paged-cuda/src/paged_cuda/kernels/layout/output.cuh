@@ -20,3 +20,14 @@ __device__ __forceinline__ void store_columns(u16* at, int column, float4 v, boo
   for (int e = 0; e < 4; e++)
     if (column + e < V_HEAD_SIZE) at[e] = (u16)((e < 2 ? low : high) >> (e & 1) * 16);
 }
+
+// Two neighbouring columns of an output row, of which those below V_HEAD_SIZE exist.
+__device__ __forceinline__ void store_pair(u16* row, int column, float a, float b, bool vectors) {
+  const u32 both = pack_pair(a, b);
+  if (vectors) {
+    if (V_HEAD_SIZE == kVPadded || column < V_HEAD_SIZE) *(u32*)(row + column) = both;
+    return;
+  }
+  if (column < V_HEAD_SIZE) row[column] = (u16)both;
+  if (column + 1 < V_HEAD_SIZE) row[column + 1] = (u16)(both >> 16);
+}

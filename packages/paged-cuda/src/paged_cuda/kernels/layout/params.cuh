@@ -25,8 +25,8 @@ struct AttentionParams {
   struct SplitItem* splits;
   i32* item_begin;             // (max_items): cost of the items before one, in thirds of a KV tile; whole tiles under a fixed split
   i32* request_begin;          // (batch): items before a request
-  float* partial_output;       // (slots, row_tiles, ROW_TILE, padded v_head_size), each divided by its own sum
-  float* partial_lse;          // (slots, row_tiles, ROW_TILE), base 2; of sm90 both are as layout/paired_partial.cuh says
+  u16* partial_output;         // (slots, row_tiles, ROW_TILE, padded v_head_size), each divided by its own sum
+  float* partial_facts;        // log-sum-exps and scales: see layout/row_partial.cuh, and for sm90 layout/paired_partial.cuh
   u32* progress;               // (2): see sm90/pace.cuh
 
   i64 query_stride;   // token to token
