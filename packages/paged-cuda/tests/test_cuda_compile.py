@@ -14,6 +14,7 @@ from paged_cuda.resources import Resources, enforce, parse_log
 from paged_cuda.signature import ElementType, KernelSignature
 from paged_cuda.sm90_shape import shape_for
 from paged_cuda.sources import ROOT, kernel_source, sources_digest
+from paged_cuda.split_shape import ROW_TILES, shapes_for
 from paged_cuda.variants import ARCHITECTURES, VARIANTS, Variant, variant_of, variants_for
 
 SOURCES = sorted(ROOT.rglob("*.cu*"))
@@ -108,6 +109,15 @@ def test_the_host_struct_is_the_kernels_struct() -> None:
         r"^\s+(?:const |struct )?[\w]+\*? (\w+);", kernel_source("layout/params.cuh"), re.MULTILINE
     )
     assert tuple(declared) == FIELDS
+
+
+@pytest.mark.parametrize("sizes", [(640, 640), (600, 600), (640, 513)])
+@pytest.mark.parametrize("row_tile", ROW_TILES)
+def test_the_widest_rows_compile_with_every_tile(sizes: tuple[int, int], row_tile: int) -> None:
+    """They ship with no tile, but whoever asks for one gets it."""
+    found = shapes_for(row_tile, *sizes, shared_bytes=232_448, shared_bytes_multiprocessor=233_472)
+    signature = found[0].signature("bfloat16", *sizes)
+    assert compile_kernel(signature, "sm_90a").resources.local_bytes <= variant_of(signature).max_local_bytes
 
 
 def test_virtual_and_unknown_architectures_are_refused() -> None:

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paged_cuda import ArgumentMismatch, Bounds, Device, PagedAttention
+from paged_cuda._nvrtc import compile_to_cubin
 from paged_cuda.launch_plan import PathOptions
 from paged_cuda.paths import choose_path
+from paged_cuda.sources import kernel_source
 from paged_cuda.split_path import SplitPath
 from paged_cuda.split_plan import (
     MAX_SLICES,
@@ -167,6 +169,36 @@ def test_workspace_does_not_grow_with_the_context() -> None:
         for context in (64, 131_072)
     )
     assert short == long
+
+
+@pytest.mark.parametrize(
+    ("kernel", "row_tile", "rows", "fact_bytes"),
+    [("sm80", 16, 80, 64), ("sm80", 32, 96, 64), ("sm90", None, 128, 16)],
+)
+def test_every_slot_has_room_for_its_rows(
+    kernel: str, row_tile: int | None, rows: int, fact_bytes: int
+) -> None:
+    """Two slots a slice, each of whole row tiles of 72 heads, with 200 value columns padded to 256."""
+    gpu = replace(FAKE_GPU, capability=(9, 0), multiprocessors=132)
+    call, options = call_of(72, 256, 200), PathOptions(row_tile=row_tile)
+    plan = choose_path(call, Bounds(8, 8, 4096), gpu, kernel=kernel, options=options).attend
+    slots = 2 * plan.constants["slices"]
+    assert plan.constants["row_tiles"] * plan.constants["row_tile"] == rows
+    assert plan.workspace.nbytes_of("partial_output") == slots * rows * 256 * 2
+    assert plan.workspace.nbytes_of("partial_facts") == slots * rows * fact_bytes
+
+
+def test_a_row_of_a_partial_has_room_for_its_facts() -> None:
+    """The log-sum-exp, and a scale for each eighth of the columns, in what the host reserves for a row."""
+    checks = (
+        f'static_assert(4 * kFacts == {ROW_PARTIALS.fact_bytes}, "reserved");'
+        'static_assert(kScales >= 1 && kScales + kVPadded / kScaleColumns <= kFacts, "used");'
+    )
+    source = kernel_source("layout/row_partial.cuh") + checks + 'extern "C" __global__ void k() {}'
+    options = ["--gpu-architecture=sm_80", "--std=c++17", "--define-macro=BF16=1"]
+    for columns in (1, 128, 200, 640):
+        define = f"--define-macro=V_HEAD_SIZE={columns}"
+        assert compile_to_cubin(source, "facts.cu", [*options, define]).cubin
 
 
 SIZES = st.builds(
