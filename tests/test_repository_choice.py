@@ -73,6 +73,16 @@ def test_the_limits_of_small_steps_are_near_where_low_tiles_stop_being_faster() 
         assert lost, columns
 
 
+@pytest.mark.parametrize("columns", SMALL_STEPS)
+def test_the_limits_of_small_steps_were_measured(columns: int) -> None:
+    """Each is a step of the records, and so are the most tokens: none was set where nobody looked."""
+    steps = SMALL_STEPS[columns]
+    specs = [spec for spec in SMALL.values() if padded_v_head_size(spec.v_head_size) == columns]
+    assert steps.tokens in {spec.tokens for spec in specs}
+    for heads, pairs in steps.pairs.items():
+        assert pairs in {spec.tokens * max(spec.context_lens) for spec in specs if spec.heads == heads}, heads
+
+
 def test_there_are_cases_on_both_sides_of_the_rule() -> None:
     heads = {name.split("/")[3] for name in DECODES}
     assert {"h12", "h16", "h24", "h64", "h128"} <= heads

@@ -241,6 +241,7 @@ def test_symbols_are_unique_and_variants_are_found() -> None:
     assert all(variant_of(variant.signature) is variant for variant in VARIANTS)
     on_demand = KernelSignature("sm80_latent", "float16", (("HEAD_SIZE", 200),))
     assert variant_of(on_demand).signature == on_demand
+    assert variant_of(on_demand).max_local_bytes <= 96
     assert on_demand not in {variant.signature for variant in VARIANTS}
 
 

@@ -13,6 +13,7 @@ from paged_cuda.launch_plan import PathOptions
 from paged_cuda.paths import choose_path
 from paged_cuda.sm90_path import HopperPath, rotated_slabs
 from paged_cuda.sm90_shape import score_warpgroups, shape_for
+from paged_cuda.small_steps import small_pairs
 from paged_cuda.sources import kernel_source
 from paged_cuda.split_plan import Costs
 from paged_cuda.tensor_maps import TensorMaps, aligned_maps
@@ -147,6 +148,31 @@ def test_what_it_cannot_serve_it_refuses_with_the_reason(
         choose_path(call, BOUNDS, properties, kernel="sm90", options=options)
     if options.row_tile is None:
         assert choose_path(call, BOUNDS, properties, options=options).path != "sm90"
+
+
+@pytest.mark.parametrize(
+    ("columns", "tokens", "pairs"),
+    [
+        (128, 4, {32: 16_384, 64: 8_192}),
+        (256, 64, {32: 8_192, 64: 4_096, 128: 1_024}),
+        (384, 64, {32: 8_192, 64: 4_096}),
+        (512, 64, {32: 16_384, 64: 8_192, 96: 4_096, 128: 2_048}),
+    ],
+)
+def test_small_steps_end_at_their_limits(columns: int, tokens: int, pairs: dict[int, int]) -> None:
+    def small(heads: int, tokens: int, context: int) -> bool:
+        call = call_of(heads, columns + 64, columns)
+        return small_pairs(call, Bounds(tokens, tokens, context), PathOptions()) is not None
+
+    last = 0
+    for heads, most in pairs.items():
+        for count in (last + 1, heads):
+            assert small(count, 1, most)
+            assert not small(count, 1, most + 1)
+        last = heads
+    assert not small(last + 1, 1, 1)
+    assert small(32, tokens, 1)
+    assert not small(32, tokens + 1, 1)
 
 
 @pytest.mark.parametrize(
