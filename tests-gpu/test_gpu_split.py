@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from paged_cuda import Bounds, CapturedGraph, PagedAttention, Stream
+from paged_cuda.split_plan import padded_v_head_size
 from parity import (
     assert_close,
     bits,
@@ -117,7 +118,7 @@ def test_small_channels_of_a_cut_row_keep_their_digits(sizes: tuple[int, int], s
     case = Case((1,), (5_000,), heads=16, head_size=sizes[0], v_head_size=sizes[1], rotary_dim=0, seed=6)
     problem = build(case)
     columns = np.arange(sizes[0])
-    padded = -(-sizes[1] // 128) * 128
+    padded = padded_v_head_size(sizes[1])
     size = 64.0 ** -(8 * columns // padded) * 0.5 ** (columns % 4)
     scaled = {
         name: (problem.inputs[name].astype(np.float32) * size).astype(problem.inputs[name].dtype)

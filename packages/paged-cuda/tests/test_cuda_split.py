@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from paged_cuda import ArgumentMismatch, Bounds, Device, PagedAttention
 from paged_cuda._nvrtc import compile_to_cubin
 from paged_cuda.compiler import compile_kernels
-from paged_cuda.launch_plan import PathOptions
+from paged_cuda.launch_plan import PathOptions, PathPlan
 from paged_cuda.paths import choose_path
 from paged_cuda.sources import kernel_source
 from paged_cuda.split_path import SplitPath
@@ -173,6 +173,13 @@ def test_workspace_does_not_grow_with_the_context() -> None:
     assert short == long
 
 
+def assert_room(plan: PathPlan, slots: int, rows: int, fact_bytes: int) -> None:
+    """Assert that so many slots of so many rows have room, of 200 value columns padded to 256."""
+    assert plan.constants["row_tiles"] * plan.constants["row_tile"] == rows
+    assert plan.workspace.nbytes_of("partial_output") == slots * rows * 256 * 2
+    assert plan.workspace.nbytes_of("partial_facts") == slots * rows * fact_bytes
+
+
 @pytest.mark.parametrize(
     ("kernel", "row_tile", "rows", "fact_bytes"),
     [("sm80", 16, 80, 64), ("sm80", 32, 96, 64), ("sm90", None, 128, 16)],
@@ -180,14 +187,11 @@ def test_workspace_does_not_grow_with_the_context() -> None:
 def test_every_slot_has_room_for_its_rows(
     kernel: str, row_tile: int | None, rows: int, fact_bytes: int
 ) -> None:
-    """Two slots a slice, each of whole row tiles of 72 heads, with 200 value columns padded to 256."""
+    """Two slots a slice, each of whole row tiles of 72 heads."""
     gpu = replace(FAKE_GPU, capability=(9, 0), multiprocessors=132)
     call, options = call_of(72, 256, 200), PathOptions(row_tile=row_tile)
     plan = choose_path(call, Bounds(8, 8, 4096), gpu, kernel=kernel, options=options).attend
-    slots = 2 * plan.constants["slices"]
-    assert plan.constants["row_tiles"] * plan.constants["row_tile"] == rows
-    assert plan.workspace.nbytes_of("partial_output") == slots * rows * 256 * 2
-    assert plan.workspace.nbytes_of("partial_facts") == slots * rows * fact_bytes
+    assert_room(plan, 2 * plan.constants["slices"], rows, fact_bytes)
 
 
 @pytest.mark.parametrize(("kernel", "rows", "fact_bytes"), [("sm80", 96, 64), ("sm90", 128, 16)])
@@ -198,9 +202,7 @@ def test_a_fixed_split_has_room_for_every_part(kernel: str, rows: int, fact_byte
     plan = choose_path(call, Bounds(64, 64, 65_536), gpu, kernel=kernel, options=options).attend
     slots = plan.constants["max_parts"]
     assert slots >= 64 * 65_536 // 256 > 2 * plan.constants["slices"]
-    assert plan.constants["row_tiles"] * plan.constants["row_tile"] == rows
-    assert plan.workspace.nbytes_of("partial_output") == slots * rows * 256 * 2
-    assert plan.workspace.nbytes_of("partial_facts") == slots * rows * fact_bytes
+    assert_room(plan, slots, rows, fact_bytes)
 
 
 @pytest.mark.parametrize(("header", "partials"), [("row", ROW_PARTIALS), ("paired", PAIRED_PARTIALS)])
@@ -218,7 +220,7 @@ def test_rows_of_every_width_are_merged_by_every_worker(columns: int) -> None:
     shapes = {CombineShape.of(lines, columns, 132, ROW_PARTIALS) for lines in (2**n for n in range(16))}
     workers = {(shape.column_parts, shape.worker) for shape in shapes}
     assert (1, 32) in workers
-    assert (8, ROW_PARTIALS.team) in workers
+    assert (8, ROW_PARTIALS.threads) in workers
     signatures = [
         ROW_PARTIALS.signature("bfloat16", columns, row_tile=16, column_parts=parts, worker=worker)
         for parts, worker in sorted(workers)
@@ -274,7 +276,7 @@ def test_combine_workers_stay_inside_the_list(
     columns = padded_v_head_size(v_head_size) // shape.column_parts
     assert columns % 16 == 0
     assert columns * shape.column_parts == padded_v_head_size(v_head_size)
-    assert shape.worker == partials.team or columns % 128 == 0
+    assert shape.worker == partials.threads or columns % 128 == 0
     assert 1 <= shape.grid <= most * partials.blocks[-1]
     workers = shape.grid * partials.threads // shape.worker
     assert -(-workers // (lines * shape.column_parts)) < sizes.combine_entries

@@ -78,8 +78,7 @@ class Partials:
     Attributes:
         combine: The kernel.
         paired: Whether rows lie two by two as wgmma's accumulators do; else one after the other.
-        threads: Of a block of the combine kernel.
-        team: Of them, those that share a line where few lines lie in many parts.
+        threads: Of a block of the combine kernel, which share a line where few lines lie in many parts.
         blocks: Of the combine kernel a multiprocessor; the next number where a warp for each line takes more.
             Beside the mma.sync kernel of 16 rows one fits and waits there, beside wgmma none.
         shared_bytes: Dynamic shared memory of a block, into which parts are fetched.
@@ -88,7 +87,6 @@ class Partials:
     combine: str = "combine"
     paired: bool = False
     threads: int = 128
-    team: int = 128
     blocks: tuple[int, ...] = (1, 2)
     shared_bytes: int = 0
 
@@ -117,9 +115,7 @@ class Partials:
 
 ROW_PARTIALS = Partials()
 TALL_PARTIALS = Partials(blocks=(4,))
-PAIRED_PARTIALS = Partials(
-    "combine_paired", paired=True, threads=256, team=256, blocks=(2,), shared_bytes=77_824
-)
+PAIRED_PARTIALS = Partials("combine_paired", paired=True, threads=256, blocks=(2,), shared_bytes=77_824)
 
 
 def padded_v_head_size(v_head_size: int) -> int:
@@ -175,7 +171,7 @@ class CombineShape:
 
     Attributes:
         column_parts: Workers that share an output row.
-        worker: Threads of a worker: a warp, or a team that shares the parts of a row.
+        worker: Threads of a worker: a warp, or a block that shares the parts of a row.
         grid: Blocks.
     """
 
@@ -187,15 +183,15 @@ class CombineShape:
     def of(cls, lines: int, v_head_size: int, multiprocessors: int, partials: Partials) -> CombineShape:
         """Cut the columns until all blocks are busy, for the `lines` (rows, or pairs) that may be cut.
 
-        Few lines lie in many parts each, which a whole team takes at once; of many lines each has few parts,
+        Few lines lie in many parts each, which a whole block takes at once; of many lines each has few parts,
         and a warp takes it.
         """
         groups = padded_v_head_size(v_head_size) // 128
-        teams = [(n, partials.team) for n in (8, 4, 2)]
+        whole = [(n, partials.threads) for n in (8, 4, 2)]
         warps = [(n, 32) for n in (4, 2, 1) if groups % n == 0]
         for blocks in partials.blocks:
             threads = blocks * multiprocessors * partials.threads
-            for column_parts, worker in (*teams, *warps):
+            for column_parts, worker in (*whole, *warps):
                 if (needed := lines * column_parts * worker) <= threads:
                     return cls(column_parts, worker, -(-needed // partials.threads))
         return cls(1, 32, partials.blocks[-1] * multiprocessors)

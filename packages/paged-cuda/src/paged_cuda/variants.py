@@ -106,7 +106,7 @@ def _combines(
     whole = sizes in _TALL_HEAD_SIZES
     groups = padded_v_head_size(sizes[1]) // 128
     warps = [(parts, 32) for parts in (1, 2, 4) if groups % parts == 0 and (whole or parts == 1)]
-    few = [(parts, partials.team) for parts in ((2, 4, 8) if whole else (8,))]
+    few = [(parts, partials.threads) for parts in ((2, 4, 8) if whole else (8,))]
     for column_parts, worker in [*warps, *few]:
         yield partials.signature(dtype, sizes[1], row_tile=row_tile, column_parts=column_parts, worker=worker)
 
