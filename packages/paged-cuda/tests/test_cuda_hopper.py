@@ -380,13 +380,13 @@ def test_weights_have_the_terms_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("sizes", "item", "slow"), [((576, 512), 9, 6), ((384, 192), 9, 5), ((192, 128), 9, 4)]
+    ("sizes", "item", "slow"), [((576, 512), 12, 6), ((384, 192), 9, 5), ((192, 128), 9, 4)]
 )
 def test_the_schedule_is_told_what_an_item_and_a_slow_tile_cost(
     sizes: tuple[int, int], item: int, slow: int, hopper: FakeDriver, cubins: CubinCache
 ) -> None:
-    """In thirds: an item costs three tiles of 32 or of 64 rows; a slow tile costs two of 32 rows, 5/3 of 64,
-    4/3 where two warpgroups compute scores."""
+    """In thirds: an item costs four tiles of 32 rows or three of 64; a slow tile costs two of 32 rows, 5/3 of
+    64, 4/3 where two warpgroups compute scores."""
     call = call_of(64, *sizes)
     op = operator(hopper, call, cubins)
     op.run(**operands_of(call, op.device), stream=7)
@@ -394,10 +394,10 @@ def test_the_schedule_is_told_what_an_item_and_a_slow_tile_cost(
 
 
 def test_a_cost_is_bounded_by_the_longest_slow_item_or_the_longest_of_all() -> None:
-    costs = Costs(min_rows=128, item_rows=96, slow_rows=992, slow_tile=6)
-    assert costs.most(31, 32) == 9 + 31 * 6
-    assert costs.most(40, 32) == 9 + 31 * 6
-    assert costs.most(100, 32) == 9 + 100 * 3
+    costs = Costs(min_rows=128, item_rows=128, slow_rows=992, slow_tile=6)
+    assert costs.most(31, 32) == 12 + 31 * 6
+    assert costs.most(40, 32) == 12 + 31 * 6
+    assert costs.most(100, 32) == 12 + 100 * 3
 
 
 @pytest.mark.parametrize(

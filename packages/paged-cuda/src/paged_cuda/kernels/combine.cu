@@ -22,10 +22,11 @@ constexpr int kLaneColumns = (kWorker == 32 ? kColumns % 256 == 0 : kColumns >= 
 constexpr int kLanes = kColumns / kLaneColumns < kWorker ? kColumns / kLaneColumns : kWorker;
 constexpr int kVectors = kColumns / kLaneColumns / kLanes;       // of a lane
 constexpr int kGroups = kWorker / kLanes;                        // parts at a time
-// Parts a thread has in flight. A narrow row's code is kept short, as it is fetched anew after each attend kernel.
-constexpr int kBatch = (kVPadded == 128 ? 4 : 8) / kVectors > 0 ? (kVPadded == 128 ? 4 : 8) / kVectors : 1;
+// Vectors a thread has in flight. A narrow row's code is kept short, as it is fetched anew after each attend kernel.
+constexpr int kInFlight = kVPadded == 128 ? 4 : 8;
+constexpr int kBatch = kInFlight > kVectors ? kInFlight / kVectors : 1;   // parts
 static_assert(kVPadded % (4 * COLUMN_PARTS) == 0 && kLanes * kVectors * kLaneColumns == kColumns && kGroups >= 1, "lanes");
-static_assert(kGroups == 1 || kVectors == 1, "one sum a lane where groups are added");
+static_assert(kGroups == 1 || (kVectors == 1 && kWorker == kThreads), "groups are those of a block, and have one sum a lane");
 
 // Neighbouring columns of one row of a partial.
 struct Columns {
@@ -53,18 +54,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 6) SYMBOL(const __grid_co
   if (!p.schedule_settled) wait_for_previous_kernels();
   SplitItem entry = p.splits[task / tasks];
   // Who has nothing to do makes room for the next attend kernel. One block waits in any case: for it alone the kernels after this one wait.
-  if (entry.parts < 0 && blockIdx.x > 0) return;
-  wait_for_previous_kernels();
+  if (entry.parts < 0) {
+    if (blockIdx.x == 0) wait_for_previous_kernels();
+    return;
+  }
   const bool vectors = output_takes_vectors(p);
-  for (;;) {
-    if (entry.parts < 0) return;
+  while (entry.parts >= 0) {
     const int within = task % tasks;
     const int row = within / COLUMN_PARTS, first_column = within % COLUMN_PARTS * kColumns, column = first_column + lane * kLaneColumns;
+    const u32 slot_rows = p.row_tiles * ROW_TILE;
+    const u32 first_row = entry.slot * slot_rows + row, step = p.chunk ? slot_rows : 2 * slot_rows;   // parts lie 1 or 2 slots apart
+    wait_for_previous_kernels();
     if (entry.parts == 0) {
       zero_rows(p, entry, within, tasks, thread, kWorker);
     } else if (row < entry.rows) {
-      const u32 slot_rows = p.row_tiles * ROW_TILE;
-      const u32 first_row = entry.slot * slot_rows + row, step = p.chunk ? slot_rows : 2 * slot_rows;   // parts lie 1 or 2 slots apart
       float top = kStartMax, weight = 0.f, sum[kVectors][kLaneColumns] = {};
       if (group < kGroups)
         for (int first = group; first < entry.parts; first += kBatch * kGroups) {
@@ -81,10 +84,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 6) SYMBOL(const __grid_co
               v[u][e] = Columns{};
             }
             if (part < entry.parts) {
-              lse[u] = *partial_facts(p, at);
 #pragma unroll
               for (int e = 0; e < kVectors; e++) {
-                scale[u][e] = *partial_scale(p, at, column + e * kLanes * kLaneColumns);
+                const float2 f = *partial_facts(p, at, (column + e * kLanes * kLaneColumns) / kScaleColumns);
+                if (e == 0) lse[u] = f.x;
+                scale[u][e] = f.y;
                 v[u][e].load(partial_words(p, at, column + e * kLanes * kLaneColumns));
               }
             }

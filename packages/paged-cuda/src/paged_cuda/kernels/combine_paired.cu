@@ -5,8 +5,9 @@
 // one of COLUMN_PARTS parts of the columns of one line of one entry of the schedule's list; workers take them in turn. A worker
 // is a warp where there are many lines, and a block where there are few lines in many parts; its threads are groups of parts times
 // lanes of 16 bytes. The parts are fetched into shared memory, as many as fit, all of them under way at once and without a
-// register each: the code stays short, which counts, as it is fetched anew after each attend kernel. A group adds its parts in order
-// with an online rescale, and the groups are added in order.
+// register each: the code stays short, which counts, as it is fetched anew after each attend kernel. Their log-sum-exps and scales come
+// first: while the parts are on their way, they become one factor for each part, row and half of the columns. Then a group adds its
+// parts in order, and the groups are added. Where an item has more parts than fit, what was added is rescaled.
 // No block fits a multiprocessor beside one of the wgmma kernel.
 //
 // Macros: BF16 V_HEAD_SIZE ROW_TILE COLUMN_PARTS WORKER SHARED_BYTES
@@ -20,27 +21,43 @@
 #include "ptx/dependency.cuh"
 #include "ptx/shared.cuh"
 
-constexpr int kThreads = 256, kWorker = WORKER, kWorkers = kThreads / kWorker;
+constexpr int kThreads = 256, kWorker = WORKER, kWorkers = kThreads / kWorker, kWarps = kWorker / 32;
 constexpr int kColumns = kVPadded / COLUMN_PARTS;
 constexpr int kWords = kColumns / 4;                             // of 16 bytes: four columns of two rows
 constexpr int kLanes = kWords < kWorker ? kWords : kWorker;
 constexpr int kVectors = kWords / kLanes;                        // of a lane
 constexpr int kGroups = kWorker / kLanes;                        // parts at a time
-constexpr int kParts = SHARED_BYTES / kWorkers / (kWords * 16 + 32);    // of a task in shared memory
+constexpr int kPairs = kLanes * 4;                               // of neighbouring columns of a row, where groups are added
+constexpr int kParts = SHARED_BYTES / kWorkers / (kWords * 16 + 48);    // of a task in shared memory
 static_assert(kVPadded % (16 * COLUMN_PARTS) == 0 && kLanes * kVectors == kWords && kGroups >= 1 && kParts >= 2, "lanes");
-static_assert(kGroups == 1 || kVectors == 1, "one sum a lane where groups are added");
+static_assert(kGroups == 1 ? kWorker == 32 : kVectors == 1 && kWorker == kThreads, "a block has groups, which have one sum a lane, a warp has none");
+
+// Lanes that share the groups of a pair: as many as there are threads for.
+constexpr int merging_lanes(int lanes) { return 2 * lanes <= kGroups && 2 * lanes * kPairs <= kWorker ? merging_lanes(2 * lanes) : lanes; }
+constexpr int kMerge = merging_lanes(1);
 
 __device__ __forceinline__ void meet_worker() {
   if (kWorker == kThreads) __syncthreads();
   else __syncwarp();
 }
+// Over the lanes of a warp that have the same of two rows.
+__device__ __forceinline__ float largest_of_row(float x) {
+#pragma unroll
+  for (int d = 2; d < 32; d *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, d));
+  return x;
+}
+__device__ __forceinline__ float sum_of_row(float x) {
+#pragma unroll
+  for (int d = 2; d < 32; d *= 2) x += __shfl_xor_sync(~0u, x, d);
+  return x;
+}
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2) SYMBOL(const __grid_constant__ AttentionParams p) {
   extern __shared__ __align__(16) unsigned char shared_memory[];
-  __shared__ __align__(16) float group_sum[kGroups > 1 ? kGroups : 1][kLanes][8], group_max[kGroups][2], group_weight[kGroups][2];
+  __shared__ __align__(16) float group_sum[kGroups][kLanes][8], warp_top[kWarps][2], warp_weight[kWarps][2];
   const int thread = threadIdx.x % kWorker, worker = threadIdx.x / kWorker, group = thread / kLanes, lane = thread % kLanes;
-  uint4(&shared_words)[kParts][kWords] = ((uint4(*)[kParts][kWords])shared_memory)[worker];
-  float4(&shared_facts)[kParts][2] = ((float4(*)[kParts][2])(shared_memory + kWorkers * kParts * kWords * 16))[worker];   // (log-sum-exp, scale) of both halves
+  // Of each part: its words; of both rows, log-sum-exp and scale of both halves; of both halves, the factors of both rows.
+  const u32 words = shared_address(shared_memory) + worker * (kParts * (kWords * 16 + 48)), facts = words + kParts * kWords * 16, factors = facts + kParts * 32;
   const int rows = p.num_heads < ROW_TILE ? ROW_TILE : p.num_heads;   // that an item may have
   const u32 tasks = (rows + 15) / 16 * 8 * COLUMN_PARTS;              // of an entry
   let_next_kernel_start();
@@ -50,111 +67,136 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) SYMBOL(const __grid_co
   SplitItem entry = p.splits[task / tasks];
   // Who has nothing to do makes room for the next attend kernel, which several row tiles do not gain from. One block waits in any case: for it
   // alone the kernels after this one wait.
-  if (entry.parts < 0 && blockIdx.x > 0 && p.row_tiles == 1) return;
-  wait_for_previous_kernels();
+  if (entry.parts < 0) {
+    if (blockIdx.x == 0 || p.row_tiles > 1) wait_for_previous_kernels();
+    return;
+  }
   const bool vectors = output_takes_vectors(p);
-  for (;;) {
-    if (entry.parts < 0) return;
+  while (entry.parts >= 0) {
     const int within = task % tasks, line = within / COLUMN_PARTS, first_column = within % COLUMN_PARTS * kColumns;
     const int row = line / 8 * 16 + line % 8;   // and row + 8
+    const u32 slot_rows = p.row_tiles * ROW_TILE;
+    const u32 first_row = entry.slot * slot_rows + row, step = p.chunk ? slot_rows : 2 * slot_rows;   // parts lie 1 or 2 slots apart
+    const int own = thread & 1;                                         // the row whose log-sum-exps a thread looks at
+    const bool both = row + 8 < entry.rows, there = own == 0 || both;   // what lies in a row that is none of the item's may be anything
+    wait_for_previous_kernels();
     if (entry.parts == 0) {
       zero_rows(p, entry, within, tasks, thread, kWorker);
     } else if (row < entry.rows) {
-      const u32 slot_rows = p.row_tiles * ROW_TILE;
-      const u32 first_row = entry.slot * slot_rows + row, step = p.chunk ? slot_rows : 2 * slot_rows;   // parts lie 1 or 2 slots apart
-      const bool both = row + 8 < entry.rows;
-      float top[2] = {kStartMax, kStartMax}, weight[2] = {0.f, 0.f}, sum[kVectors][8] = {};
+      float top = kStartMax, weight = 0.f, sum[kVectors][8] = {};     // maximum and sum of the own row
+      u16 *output = nullptr, *second = nullptr;
       for (int base = 0; base < entry.parts; base += kParts) {
         const int parts = min(entry.parts - base, kParts);
         meet_worker();
-        auto row_of = [&](int part) { return first_row + (base + part) * step + (base + part == 0 ? entry.adjust * slot_rows : 0); };
-#pragma unroll 2
-        for (int k = thread; k < parts * kWords; k += kWorker) {
-          const int part = k / kWords, word = k % kWords;
-          copy_async_16(shared_address(&shared_words[part][word]), partial_words(p, row_of(part), first_column + word / 4 * 16, word % 4), 16);
-        }
-        for (int k = thread; k < parts * 2; k += kWorker)
-          copy_async_16(shared_address(&shared_facts[k / 2][k % 2]), partial_facts(p, row_of(k / 2) + k % 2 * 8, 0), 16);
-        copy_async_wait_all();
-        meet_worker();
+        // Parts lie `step` rows apart, but for the item's first.
+        const u32 row0 = first_row + base * step, away = base == 0 ? entry.adjust * slot_rows : 0;
+        const unsigned char* from = (const unsigned char*)partial_facts(p, row0 + thread / 2 * step + own * 8, 0);
 #pragma unroll 1
-        for (int part = group; part < (group < kGroups ? parts : 0); part += kGroups) {
-          float w[2], scale[2][2];
+        for (int k = thread; k < parts * 2; k += kWorker, from += kWorker / 2 * step * kFactBytes)
+          copy_async_16(facts + k * 16, k < 2 ? from + away * kFactBytes : from, 16);
+        copy_async_commit();
+        from = (const unsigned char*)partial_words(p, row0 + group * step, first_column + lane / 4 * 16, lane % 4);
+#pragma unroll 1
+        for (int part = group; part < (group < kGroups ? parts : 0); part += kGroups, from += kGroups * step * kRowBytes)
 #pragma unroll
-          for (int r = 0; r < 2; r++) {
-            const float4 facts = shared_facts[part][r];
-            // The second row may be none of the item's: what lies there may be anything.
-            const float lse = r == 0 || both ? facts.x : kMasked, new_top = fmaxf(top[r], lse), rescale = exp2_fast(top[r] - new_top);
-            w[r] = lse > kStartMax ? exp2_fast(lse - new_top) : 0.f;
-            top[r] = new_top;
-            weight[r] = weight[r] * rescale + w[r];
-            scale[0][r] = facts.y * w[r];
-            scale[1][r] = facts.w * w[r];
+          for (int e = 0; e < kVectors; e++)
+            copy_async_16(words + (part * kWords + e * kLanes + lane) * 16, from + e * kLanes * 128 + (part == 0 ? away * kRowBytes : 0), 16);
+        copy_async_commit();
+        output = p.output + packed_row_offset(entry.row0 + row, p.num_heads, p.output_stride, V_HEAD_SIZE);
+        if (both) second = p.output + packed_row_offset(entry.row0 + row + 8, p.num_heads, p.output_stride, V_HEAD_SIZE);
+        copy_async_wait<1>();   // a thread looks at what it fetched itself
+        float most = top;
+#pragma unroll 1
+        for (int k = thread; k < parts * 2; k += kWorker) most = fmaxf(most, there ? load_f32(facts + k * 16) : kMasked);
+        most = largest_of_row(most);
+        if constexpr (kWarps > 1) {
+          if (thread % 32 < 2) warp_top[thread / 32][own] = most;
+          __syncthreads();
 #pragma unroll
-            for (int e = 0; e < kVectors; e++)
+          for (int i = 0; i < kWarps; i++) most = fmaxf(most, warp_top[i][own]);
+        }
+        const float rescale = exp2_fast(top - most);
+        top = most;
+        float share = 0.f;
+#pragma unroll 1
+        for (int k = thread; k < parts * 2; k += kWorker) {
+          const float4 f = load_f32x4(facts + k * 16);
+          const float w = there && f.x > kStartMax ? exp2_fast(f.x - top) : 0.f;
+          share += w;
+          store_f32(factors + k / 2 * 16 + own * 4, w * f.y);
+          store_f32(factors + k / 2 * 16 + own * 4 + 8, w * f.w);
+        }
+        share = sum_of_row(share);
+        if (kWarps > 1 && thread % 32 < 2) warp_weight[thread / 32][own] = share;
+        copy_async_wait<0>();
+        meet_worker();
+        if constexpr (kWarps > 1) {
+          share = 0.f;
 #pragma unroll
-              for (int c = 0; c < 8; c++)
-                if ((c >> 1 & 1) == r) sum[e][c] *= rescale;
-          }
+          for (int i = 0; i < kWarps; i++) share += warp_weight[i][own];
+        }
+        weight = weight * rescale + share;
+        if (base > 0) {
+          const float rescales[2] = {__shfl_sync(~0u, rescale, 0), __shfl_sync(~0u, rescale, 1)};
+#pragma unroll
+          for (int e = 0; e < kVectors; e++)
+#pragma unroll
+            for (int c = 0; c < 8; c++) sum[e][c] *= rescales[c >> 1 & 1];
+        }
+#pragma unroll 1
+        for (int part = group; part < (group < kGroups ? parts : 0); part += kGroups)
 #pragma unroll
           for (int e = 0; e < kVectors; e++) {
             const int k = e * kLanes + lane;
-            const bool second_half = first_column + k / 4 * 16 >= kVPadded / 2;
-            const float f[2] = {second_half ? scale[1][0] : scale[0][0], second_half ? scale[1][1] : scale[0][1]};
-            const uint4 v = shared_words[part][k];
-            const u32 words[4] = {v.x, v.y, v.z, v.w};
+            const float2 f = load_f32x2(factors + part * 16 + (first_column + k / 4 * 16 >= kVPadded / 2 ? 8 : 0));
+            const int4 v = load_s32x4(words + (part * kWords + k) * 16);
+            const u32 pairs[4] = {(u32)v.x, (u32)v.y, (u32)v.z, (u32)v.w};
 #pragma unroll
             for (int c = 0; c < 4; c++) {
-              sum[e][2 * c] += fixed_low(words[c]) * f[c & 1];
-              sum[e][2 * c + 1] += fixed_high(words[c]) * f[c & 1];
+              sum[e][2 * c] += fixed_low(pairs[c]) * (c & 1 ? f.y : f.x);
+              sum[e][2 * c + 1] += fixed_high(pairs[c]) * (c & 1 ? f.y : f.x);
             }
           }
-        }
       }
-      u16* const output = p.output + packed_row_offset(entry.row0 + row, p.num_heads, p.output_stride, V_HEAD_SIZE);
-      u16* const second = both ? p.output + packed_row_offset(entry.row0 + row + 8, p.num_heads, p.output_stride, V_HEAD_SIZE) : nullptr;
-      if (kGroups > 1) {
+      const float inverse = weight > 0.f ? reciprocal_fast(weight) : 0.f, inverses[2] = {__shfl_sync(~0u, inverse, 0), __shfl_sync(~0u, inverse, 1)};
+      if (p.lse && first_column == 0 && thread < 2 && there) p.lse[(i64)entry.row0 + row + 8 * own] = weight > 0.f ? (top + log2_fast(weight)) * kLn2 : kMinusInfinity;
+      if constexpr (kGroups > 1) {
         if (group < kGroups) {
           *(float4*)group_sum[group][lane] = make_float4(sum[0][0], sum[0][1], sum[0][2], sum[0][3]);
           *(float4*)(group_sum[group][lane] + 4) = make_float4(sum[0][4], sum[0][5], sum[0][6], sum[0][7]);
-          if (lane == 0)
-#pragma unroll
-            for (int r = 0; r < 2; r++) { group_max[group][r] = top[r]; group_weight[group][r] = weight[r]; }
         }
         meet_worker();
-        for (int k = thread; k < kLanes * 4; k += kWorker) {   // pairs of columns
-          const int word = k % 4, r = word & 1, from = k / 4;
-          float most = kStartMax, all = 0.f, a = 0.f, b = 0.f;
+#pragma unroll
+        for (int base = 0; base < kPairs; base += kWorker / kMerge) {
+          const int k = base + thread / kMerge, pair = min(k, kPairs - 1), word = pair % 4, r = word & 1, from = pair / 4;
+          float a = 0.f, b = 0.f;
 #pragma unroll 4
-          for (int i = 0; i < kGroups; i++) most = fmaxf(most, group_max[i][r]);
-#pragma unroll 4
-          for (int i = 0; i < kGroups; i++) {
-            const float w = exp2_fast(group_max[i][r] - most);
+          for (int i = thread % kMerge; i < kGroups; i += kMerge) {
             const float2 v = *(const float2*)(group_sum[i][from] + 2 * word);
-            all += w * group_weight[i][r];
-            a += w * v.x;
-            b += w * v.y;
+            a += v.x;
+            b += v.y;
           }
-          const float inverse = all > 0.f ? 1.f / all : 0.f;
+#pragma unroll
+          for (int d = 1; d < kMerge; d *= 2) {
+            a += __shfl_xor_sync(~0u, a, d);
+            b += __shfl_xor_sync(~0u, b, d);
+          }
           u16* const to = r ? second : output;
-          if (to) store_pair(to, first_column + from / 4 * 16 + (word >> 1) * 8 + from % 4 * 2, a * inverse, b * inverse, vectors);
-          if (p.lse && first_column == 0 && k < 2 && to)
-            p.lse[(i64)entry.row0 + row + 8 * r] = all > 0.f ? (most + log2_fast(all)) * kLn2 : kMinusInfinity;
+          const float factor = r ? inverses[1] : inverses[0];
+          if (to && k < kPairs && thread % kMerge == 0)
+            store_pair(to, first_column + from / 4 * 16 + (word >> 1) * 8 + from % 4 * 2, a * factor, b * factor, vectors);
         }
       } else {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
           u16* const to = r ? second : output;
           if (!to) break;
-          const float inverse = weight[r] > 0.f ? 1.f / weight[r] : 0.f;
 #pragma unroll
           for (int e = 0; e < kVectors; e++) {
             const int k = e * kLanes + lane, column = first_column + k / 4 * 16 + k % 4 * 2;
-            store_pair(to, column, sum[e][2 * r] * inverse, sum[e][2 * r + 1] * inverse, vectors);
-            store_pair(to, column + 8, sum[e][4 + 2 * r] * inverse, sum[e][5 + 2 * r] * inverse, vectors);
+            store_pair(to, column, sum[e][2 * r] * inverses[r], sum[e][2 * r + 1] * inverses[r], vectors);
+            store_pair(to, column + 8, sum[e][4 + 2 * r] * inverses[r], sum[e][5 + 2 * r] * inverses[r], vectors);
           }
-          if (p.lse && first_column == 0 && lane == 0)
-            p.lse[(i64)entry.row0 + row + 8 * r] = weight[r] > 0.f ? (top[r] + log2_fast(weight[r])) * kLn2 : kMinusInfinity;
         }
       }
     }

@@ -348,14 +348,16 @@ SYMBOL(const __grid_constant__ AttentionParams p) {
 #pragma unroll
         for (int d = kLanesPerRow / 2; d; d >>= 1) l += __shfl_xor_sync(~0u, l, d);
         inverse = l > 0.f ? 1.f / l : 0.f;
-        if (row_owner && lane % kLanesPerRow == 0) {
-          const float lse = row_max + log2_fast(l);
-          if (!whole) {
-            const i64 slot = p.chunk ? part + tile / p.chunk - tile_first / p.chunk : 2 * slice + (first_segment ? 0 : 1);
-            *partial_facts(p, (slot * p.row_tiles + row_tile) * ROW_TILE + own_row) = l > 0.f ? lse : kStartMax;
-          } else if (p.lse && own_row < rows) {
-            p.lse[(i64)row0 + own_row] = l > 0.f ? lse * kLn2 : kMinusInfinity;
+        const float lse = row_max + log2_fast(l);
+        if (!whole) {
+          const i64 slot = p.chunk ? part + tile / p.chunk - tile_first / p.chunk : 2 * slice + (first_segment ? 0 : 1);
+#pragma unroll
+          for (int e = 0; e < kEighths; e += kLanesPerRow) {
+            const int eighth = e + lane % kLanesPerRow;
+            if (row_owner && eighth < kEighths) partial_facts(p, (slot * p.row_tiles + row_tile) * ROW_TILE + own_row, eighth)->x = l > 0.f ? lse : kStartMax;
           }
+        } else if (p.lse && row_owner && lane % kLanesPerRow == 0 && own_row < rows) {
+          p.lse[(i64)row0 + own_row] = l > 0.f ? lse * kLn2 : kMinusInfinity;
         }
         row_max = kStartMax;
         row_sum = 0.f;
@@ -440,7 +442,7 @@ SYMBOL(const __grid_constant__ AttentionParams p) {
             *(uint2*)(words + b * 4) = odd ? make_uint2(received, y) : make_uint2(x, received);
             out[a][b][2 * half] = out[a][b][2 * half + 1] = out[a][b + 1][2 * half] = out[a][b + 1][2 * half + 1] = 0.f;
           }
-          if (quad_column == 0) *partial_scale(p, at, warp * kWarpColumns) = fixed_scale(most) * inverse[a][half];
+          if (quad_column == 0) partial_facts(p, at, warp)->y = fixed_scale(most) * inverse[a][half];
         }
       first_segment = false;
     } else if (segment_end) {

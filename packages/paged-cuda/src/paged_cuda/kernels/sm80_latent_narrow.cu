@@ -295,8 +295,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
           most = largest_of_quad(most);
           const float factor = fixed_factor(most);
           *(uint2*)partial_words(p, at, lane * 4) = make_uint2(pack_fixed(values[0], values[1], factor), pack_fixed(values[2], values[3], factor));
-          if (lane % 4 == 0) *partial_scale(p, at, lane * 4) = fixed_scale(most);
-          if (lane == 0) *partial_facts(p, at) = merged.empty ? kStartMax : merged.log_sum;
+          if (lane % 4 == 0) *partial_facts(p, at, lane / 4) = make_float2(merged.empty ? kStartMax : merged.log_sum, fixed_scale(most));
         } else if (row < rows) {
           store_columns(p.output + packed_row_offset(row0 + row, p.num_heads, p.output_stride, V_HEAD_SIZE) + lane * 4, lane * 4, merged.out, vectors);
           if (p.lse && lane == 0) p.lse[(i64)row0 + row] = merged.empty ? kMinusInfinity : merged.log_sum * kLn2;

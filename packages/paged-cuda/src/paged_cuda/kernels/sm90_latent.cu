@@ -97,6 +97,8 @@ static_assert(!kDual || STAGES % 2 == 0, "of items of one tile the second stream
 static_assert(STAGES > kQueryStages, "a query and a key tile");
 static_assert(2 * kFragments > STAGES + 2, "records outlive the outputs of their fragment");
 
+// A number that all lanes of a warp have, told to the compiler: descriptors that follow from it then stay in uniform registers.
+__device__ __forceinline__ int same_in_warp(int x) { return __shfl_sync(~0u, x, 0); }
 __device__ __forceinline__ bool likely(bool x) { return __builtin_expect(x, true); }
 
 constexpr int steps_of(int slab) { return slab * 64 + 64 <= HEAD_SIZE ? 4 : (HEAD_SIZE - slab * 64 + 15) / 16; }
@@ -321,6 +323,14 @@ __device__ __forceinline__ void unrolled(const Body& body) {
   }
 }
 
+// The same value, of which the compiler forgets where it is from: what follows from it is computed anew, beside the products that need it.
+// The descriptors of all kept steps, computed before a loop, would fill the uniform registers and some of each thread's, and a move from
+// these to those would come before many a product.
+__device__ __forceinline__ u64 anew(u64 x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+
 // One slab of S = Q K^T. Slabs in registers come first: k = 0 starts the sum.
 template <int k>
 __device__ __forceinline__ void multiply_slab(float* s, const u32* query, u64 kept, u64 keys) {
@@ -330,7 +340,7 @@ __device__ __forceinline__ void multiply_slab(float* s, const u32* query, u64 ke
     const u64 b = keys + slab * (kSlabBytes >> 4) + j * 2;
     if constexpr (k == 0 && j == 0) start_scores(s, query, b);
     else if constexpr (k < kHeld) add_scores(s, query + 16 * k + 4 * j, b);
-    else add_scores_shared(s, kept + slab * (kRows * 128 >> 4) + j * 2, b);
+    else add_scores_shared(s, advance_descriptor(kept, slab * (kRows * 128 >> 4) + j * 2), b);
   });
 }
 
@@ -564,7 +574,8 @@ struct Scorer {
 __device__ __forceinline__ void multiply_tile(float* s, const Scorer& x, const u32* query, u64 kept, u64 keys_base) {
   const u64 keys = keys_base + (u64)(x.ring.stage * (kStageBytes >> 4));
   warpgroup_fence();
-  unrolled<0, kQuerySlabs>([&](auto k) { multiply_slab<decltype(k)::value>(s, query, kept, keys); });
+  const u64 kept_now = anew(kept);
+  unrolled<0, kQuerySlabs>([&](auto k) { multiply_slab<decltype(k)::value>(s, query, kept_now, keys); });
   warpgroup_commit();
 }
 
@@ -644,7 +655,8 @@ __device__ __forceinline__ void score_one_term(Scorer& x, u32 fragment, const u3
     x.store_weights(0);
     x.store_rescale(first);
     x.look_at_pages();
-    unrolled<kAhead, kQuerySlabs>([&](auto k) { multiply_slab<decltype(k)::value>(next, query, kept, keys); });
+    const u64 kept_now = anew(kept);
+    unrolled<kAhead, kQuerySlabs>([&](auto k) { multiply_slab<decltype(k)::value>(next, query, kept_now, keys); });
     x.hand_over();
     warpgroup_commit();
     x.ring.advance();
@@ -665,7 +677,7 @@ __device__ __forceinline__ void score_one_term(Scorer& x, u32 fragment, const u3
 }
 
 __device__ __forceinline__ void score(const AttentionParams& p, const Shared& shared, int block_thread) {
-  const int stream = kDual ? block_thread >> 7 : 0, thread = kDual ? block_thread & 127 : block_thread, lane = thread & 31, warp = thread >> 5;
+  const int stream = kDual ? same_in_warp(block_thread >> 7) : 0, thread = kDual ? block_thread & 127 : block_thread, lane = thread & 31, warp = thread >> 5;
   const float factor = p.softcap > 0.f ? 2.f * kLog2E * p.scale / p.softcap : p.scale * kLog2E;
   const bool ordered = !(p.softcap > 0.f) && factor > 1e-12f && factor < 1e6f;
   Scorer x{p, shared, thread, lane, warp, warp * 16 + (lane >> 2), factor, ordered ? factor : 1.f};
@@ -811,12 +823,13 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const Shared& s
       }
       const u64 weights = weights_base + buffers.buffer * (KV_TILE == 32 ? 4 : 8192 >> 4), values = values_base + (u64)(ring.stage * (kStageBytes >> 4));
       warpgroup_fence();
-#pragma unroll
-      for (int k = 0; k < KV_TILE / 16; k++) add_products(out, weights + k * 2, values + k * (2048 >> 4), k > 0 || t > 0);
+      // What rounding left over comes first: with the branch behind them, the group's end would be an empty product of its own.
       if (two_terms) {
 #pragma unroll
-        for (int k = 0; k < KV_TILE / 16; k++) add_products(out, weights + (kWeightBytes >> 4) + k * 2, values + k * (2048 >> 4), true);
+        for (int k = 0; k < KV_TILE / 16; k++) add_products(out, weights + (kWeightBytes >> 4) + k * 2, values + k * (2048 >> 4), k > 0 || t > 0);
       }
+#pragma unroll
+      for (int k = 0; k < KV_TILE / 16; k++) add_products(out, weights + k * 2, values + k * (2048 >> 4), k > 0 || t > 0 || two_terms);
       warpgroup_commit();
       warpgroup_wait<0>();
       if (t == tiles - 1) {
@@ -873,12 +886,12 @@ __device__ __forceinline__ void attend_streams(const AttentionParams& p, const S
       }
       const u64 weights = weights_base + stream * (8192 >> 4), values = values_base + (u64)(ring.stage * (kStageBytes >> 4));
       warpgroup_fence();
-#pragma unroll
-      for (int k = 0; k < KV_TILE / 16; k++) add_outputs_128(out, weights + k * 2, values + k * (2048 >> 4), k > 0 || add);
       if (two_terms) {
 #pragma unroll
-        for (int k = 0; k < KV_TILE / 16; k++) add_outputs_128(out, weights + (kWeightBytes >> 4) + k * 2, values + k * (2048 >> 4), true);
+        for (int k = 0; k < KV_TILE / 16; k++) add_outputs_128(out, weights + (kWeightBytes >> 4) + k * 2, values + k * (2048 >> 4), k > 0 || add);
       }
+#pragma unroll
+      for (int k = 0; k < KV_TILE / 16; k++) add_outputs_128(out, weights + k * 2, values + k * (2048 >> 4), k > 0 || add || two_terms);
       warpgroup_commit();
       warpgroup_wait<0>();
       if (ends) {
@@ -965,7 +978,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
   }
   if (thread >= 384) {
     set_registers<LOADING_REGISTERS>();
-    const int warp = __shfl_sync(~0u, thread >> 5, 0);
+    const int warp = same_in_warp(thread >> 5);
     if (warp == 12) load<true>(p, maps, shared, start_word);
     else if (warp == 13 && 1 << p.block_shift < KV_TILE) load<false>(p, maps, shared, start_word);
     else if (warp == 14) {
@@ -979,6 +992,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
   } else {
     set_registers<OUTPUT_REGISTERS>();
     if constexpr (kDual) attend_streams(p, shared, thread >> 5 & 3, thread & 31);
-    else attend(p, shared, (thread >> 7) - 1, thread >> 5 & 3, thread & 31);
+    else attend(p, shared, same_in_warp((thread >> 7) - 1), thread >> 5 & 3, thread & 31);
   }
 }

@@ -7,11 +7,15 @@
 #include "layout/output.cuh"
 #include "math/fixed_point.cuh"
 
+constexpr int kFacts = 4;   // of a row
+// Rows a multiple of sixteen apart lie as if each took so many bytes.
+constexpr u64 kRowBytes = kVPadded * 2, kFactBytes = kFacts * 4;
+
 // `at`: a row, counted over all slots and their tiles.
 __device__ __forceinline__ u32* partial_words(const AttentionParams& p, u32 at, int column, int lane_of_row) {
   return (u32*)p.partial_output + (u64)(at / 16) * (8 * kVPadded) + column / 16 * 128 + (at % 8) * 16 + lane_of_row * 4;
 }
-__device__ __forceinline__ float* partial_facts(const AttentionParams& p, u32 at, int half) { return p.partial_facts + (u64)at * 4 + half * 2; }
+__device__ __forceinline__ float* partial_facts(const AttentionParams& p, u32 at, int half) { return p.partial_facts + (u64)at * kFacts + half * 2; }
 
 // All four at once: the compiler would split a plain store where registers are short.
 __device__ __forceinline__ void store_partial_words(u32* at, u32 a, u32 b, u32 c, u32 d) {

@@ -25,8 +25,8 @@ struct AttentionParams {
   struct SplitItem* splits;
   i32* item_begin;             // (max_items): cost of the items before one, in thirds of a KV tile; whole tiles under a fixed split
   i32* request_begin;          // (batch): items before a request
-  u16* partial_output;         // (slots, row_tiles, ROW_TILE, padded v_head_size), each divided by its own sum
-  float* partial_facts;        // log-sum-exps and scales: see layout/row_partial.cuh, and for sm90 layout/paired_partial.cuh
+  u16* partial_output;         // (slots, row_tiles, ROW_TILE, padded v_head_size): integers, whose scale makes them outputs divided by their own sum
+  float* partial_facts;        // log-sum-exps and scales. Their order, and that of the integers: layout/row_partial.cuh, for sm90 layout/paired_partial.cuh
   u32* progress;               // (2): see sm90/pace.cuh
 
   i64 query_stride;   // token to token

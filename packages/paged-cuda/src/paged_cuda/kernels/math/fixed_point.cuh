@@ -1,7 +1,7 @@
 // Values of partials as 16-bit integers times a scale: half the bytes of float32, as writing and reading them takes as long as that
 // many bytes take.
 //
-// The scale is the largest magnitude of the values that share it over 32,767: off by at most 2^-16 of that magnitude, about what two-term
+// The scale is the largest magnitude of the values that share it over 32,767: off by some 2^-16 of that magnitude, about what two-term
 // weights leave as well. A value that is not finite makes all of them not a number; values all under 1e-34 become zeros.
 #include "ptx/base2.cuh"
 

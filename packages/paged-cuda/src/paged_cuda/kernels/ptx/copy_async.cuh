@@ -8,3 +8,7 @@ __device__ __forceinline__ void copy_async_16(u32 destination, const void* sourc
 }
 
 __device__ __forceinline__ void copy_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// Copies form groups; waits until at most kPending of the thread's latest groups are under way.
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+__device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory"); }

@@ -28,6 +28,11 @@ __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading) {
   return (u64)((address & 0x3ffff) >> 4) | (u64)(leading >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
 }
 
+// The operand so many 16-byte words behind another one. The address never leaves the lower half, so nothing is carried.
+__device__ __forceinline__ u64 advance_descriptor(u64 descriptor, u32 words) {
+  return (descriptor & 0xffffffff00000000ull) | (u32)((u32)descriptor + words);
+}
+
 #if BF16
 #define WGMMA_TYPES ".f32.bf16.bf16 "
 #else
