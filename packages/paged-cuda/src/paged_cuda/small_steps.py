@@ -34,8 +34,8 @@ class SmallSteps:
 
 
 # By padded value columns: what the records h200-small-sm80.json and h200-small-sm90.json show of a layer and
-# of attention alone; a test holds it to them. Up to 32 heads, with 96, and for one request of 64 heads
-# with 128 or 512 columns the limits are where the measuring ended.
+# of attention alone; a test holds it to them. Up to 32 heads, and for one request of 64 heads with 128
+# columns the limits are where the measuring ended.
 SMALL_STEPS = {
     128: SmallSteps(4, {32: 16_384, 64: 8_192}),
     256: SmallSteps(64, {32: 8_192, 64: 4_096, 128: 1_024}),
