@@ -251,7 +251,7 @@ def test_wide_values_that_nobody_listed_compile_for_hopper(sizes: tuple[int, int
     shape = shape_for(*sizes, 232_448)
     assert shape is not None
     (kernel,) = compile_kernels([(shape.signature("float16", *sizes), "sm_90a")])
-    assert kernel.resources.local_bytes <= 8
+    assert kernel.resources.local_bytes == 0
     assert kernel.signature not in {variant.signature for variant in VARIANTS}
 
 

@@ -92,7 +92,7 @@ class Partials:
 
     @property
     def fact_bytes(self) -> int:
-        """Return the bytes that are kept of a row beside its values: its log-sum-exp, and their scales."""
+        """Return the bytes kept of a row beside its values: log-sum-exp and scale of each half or eighth."""
         return 16 if self.paired else 64
 
     def lines(self, rows: int) -> int:

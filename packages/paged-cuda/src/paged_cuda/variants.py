@@ -124,19 +124,13 @@ def _split_signatures(dtype: ElementType, shared_bytes: int) -> Iterator[KernelS
                 yield from _combines(ROW_PARTIALS, dtype, sizes, row_tile)
 
 
-# Loading and computing share 65,536 registers; with the widest rows a thread of the outputs keeps one value
-# in memory until it stores a partial, outside the loops over tiles.
-_HOPPER_LOCAL_BYTES = {(576, 512): 8, (512, 512): 8}
-
-
 def _hopper() -> list[Variant]:
     found = []
     for dtype in get_args(ElementType):
         for sizes in _HEAD_SIZES:
             shape = shape_for(*sizes, _HOPPER_BYTES)
             if shape:
-                limit = _HOPPER_LOCAL_BYTES.get(sizes, 0)
-                found.append(Variant(shape.signature(dtype, *sizes), limit, architectures=("sm_90a",)))
+                found.append(Variant(shape.signature(dtype, *sizes), architectures=("sm_90a",)))
                 for combine in _combines(PAIRED_PARTIALS, dtype, sizes, ROW_TILE):
                     found.append(_limited(combine, ("sm_90a",)))
     return found
