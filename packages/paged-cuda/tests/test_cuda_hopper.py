@@ -155,7 +155,7 @@ def test_what_it_cannot_serve_it_refuses_with_the_reason(
     [
         (128, 4, {32: 16_384, 64: 8_192}),
         (256, 64, {32: 8_192, 64: 4_096, 128: 1_024}),
-        (384, 64, {32: 8_192, 64: 4_096}),
+        (384, 64, {32: 8_192, 64: 6_144}),
         (512, 64, {32: 16_384, 64: 6_144, 96: 4_096, 128: 2_048}),
     ],
 )
@@ -380,17 +380,19 @@ def test_weights_have_the_terms_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("sizes", "item", "slow"), [((576, 512), 12, 6), ((384, 192), 9, 5), ((192, 128), 9, 4)]
+    ("sizes", "least", "item", "slow"),
+    [((576, 512), 4, 12, 6), ((384, 192), 2, 9, 5), ((192, 128), 2, 9, 4)],
 )
-def test_the_schedule_is_told_what_an_item_and_a_slow_tile_cost(
-    sizes: tuple[int, int], item: int, slow: int, hopper: FakeDriver, cubins: CubinCache
+def test_the_schedule_is_told_the_least_slice_and_what_an_item_and_a_slow_tile_cost(
+    sizes: tuple[int, int], least: int, item: int, slow: int, hopper: FakeDriver, cubins: CubinCache
 ) -> None:
-    """In thirds: an item costs four tiles of 32 rows or three of 64; a slow tile costs two of 32 rows, 5/3 of
-    64, 4/3 where two warpgroups compute scores."""
+    """A slice has at least 128 keys. In thirds, an item costs four tiles of 32 keys or three of 64; a slow
+    tile costs two of 32 keys, 5/3 of 64, 4/3 where two warpgroups compute scores."""
     call = call_of(64, *sizes)
     op = operator(hopper, call, cubins)
     op.run(**operands_of(call, op.device), stream=7)
-    assert (op._params.item_cost, op._params.slow_cost) == (item, slow)
+    params = op._params
+    assert (params.min_tiles, params.item_cost, params.slow_cost) == (least, item, slow)
 
 
 def test_a_cost_is_bounded_by_the_longest_slow_item_or_the_longest_of_all() -> None:

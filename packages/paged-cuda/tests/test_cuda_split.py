@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paged_cuda import ArgumentMismatch, Bounds, Device, PagedAttention
-from paged_cuda._nvrtc import compile_to_cubin
 from paged_cuda.compiler import compile_kernels
 from paged_cuda.launch_plan import PathOptions, PathPlan
 from paged_cuda.paths import choose_path
@@ -228,19 +227,6 @@ def test_rows_of_every_width_are_merged_by_every_worker(columns: int) -> None:
     for kernel in compile_kernels([(signature, "sm_80") for signature in signatures]):
         assert kernel.resources.local_bytes == 0
         assert kernel.resources.registers <= 80
-
-
-def test_a_row_of_a_partial_has_room_for_its_facts() -> None:
-    """The log-sum-exp and a scale for each eighth of the columns, in what the host reserves for a row."""
-    checks = (
-        f'static_assert(4 * kFacts == {ROW_PARTIALS.fact_bytes}, "reserved");'
-        'static_assert(2 * (kVPadded / kScaleColumns) <= kFacts, "used");'
-    )
-    source = kernel_source("layout/row_partial.cuh") + checks + 'extern "C" __global__ void k() {}'
-    options = ["--gpu-architecture=sm_80", "--std=c++17", "--define-macro=BF16=1"]
-    for columns in (1, 128, 200, 640):
-        define = f"--define-macro=V_HEAD_SIZE={columns}"
-        assert compile_to_cubin(source, "facts.cu", [*options, define]).cubin
 
 
 SIZES = st.builds(
