@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,10 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paged_cuda import ArgumentMismatch, Bounds, Device, PagedAttention
-from paged_cuda.compiler import compile_kernels
 from paged_cuda.launch_plan import PathOptions, PathPlan
 from paged_cuda.paths import choose_path
-from paged_cuda.sources import kernel_source
 from paged_cuda.split_path import SplitPath
 from paged_cuda.split_plan import (
     MAX_SLICES,
@@ -202,31 +199,6 @@ def test_a_fixed_split_has_room_for_every_part(kernel: str, rows: int, fact_byte
     slots = plan.constants["max_parts"]
     assert slots >= 64 * 65_536 // 256 > 2 * plan.constants["slices"]
     assert_room(plan, slots, rows, fact_bytes)
-
-
-@pytest.mark.parametrize(("header", "partials"), [("row", ROW_PARTIALS), ("paired", PAIRED_PARTIALS)])
-def test_the_facts_of_rows_lie_as_far_apart_as_the_host_reserves(header: str, partials: Partials) -> None:
-    source = kernel_source(f"layout/{header}_partial.cuh")
-    found = re.search(r"p\.partial_facts \+ (?:\(u64\))?at \* (\w+)", source)
-    assert found is not None
-    named = re.search(rf"\b{found[1]} = (\d+)", source)
-    assert 4 * int(named[1] if named else found[1]) == partials.fact_bytes
-
-
-@pytest.mark.parametrize("columns", [8, 256, 384, 512, 640])
-def test_rows_of_every_width_are_merged_by_every_worker(columns: int) -> None:
-    """Widths that ship with few workers, or not at all, as well: whatever `CombineShape` may choose."""
-    shapes = {CombineShape.of(lines, columns, 132, ROW_PARTIALS) for lines in (2**n for n in range(16))}
-    workers = {(shape.column_parts, shape.worker) for shape in shapes}
-    assert (1, 32) in workers
-    assert (8, ROW_PARTIALS.threads) in workers
-    signatures = [
-        ROW_PARTIALS.signature("bfloat16", columns, row_tile=16, column_parts=parts, worker=worker)
-        for parts, worker in sorted(workers)
-    ]
-    for kernel in compile_kernels([(signature, "sm_80") for signature in signatures]):
-        assert kernel.resources.local_bytes == 0
-        assert kernel.resources.registers <= 80
 
 
 SIZES = st.builds(

@@ -130,9 +130,9 @@ def _hopper() -> list[Variant]:
         for sizes in _HEAD_SIZES:
             shape = shape_for(*sizes, _HOPPER_BYTES)
             if shape:
-                found.append(Variant(shape.signature(dtype, *sizes), architectures=("sm_90a",)))
-                for combine in _combines(PAIRED_PARTIALS, dtype, sizes, ROW_TILE):
-                    found.append(_limited(combine, ("sm_90a",)))
+                attend = shape.signature(dtype, *sizes)
+                for signature in (attend, *_combines(PAIRED_PARTIALS, dtype, sizes, ROW_TILE)):
+                    found.append(_limited(signature, ("sm_90a",)))
     return found
 
 
