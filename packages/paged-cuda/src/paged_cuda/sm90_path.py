@@ -20,7 +20,14 @@ from paged_cuda.sm90_shape import (
     slabs_of,
 )
 from paged_cuda.small_steps import small_pairs
-from paged_cuda.split_plan import PAIRED_PARTIALS, Costs, SplitSizes, padded_v_head_size, split_plan
+from paged_cuda.split_plan import (
+    PAIRED_PARTIALS,
+    Costs,
+    SplitSizes,
+    padded_v_head_size,
+    query_rows,
+    split_plan,
+)
 from paged_cuda.tensor_maps import SLAB_CHANNELS, MapPlan
 
 if TYPE_CHECKING:
@@ -36,6 +43,9 @@ _COSTS = {
     (64, 1): Costs(min_rows=128, item_rows=192, slow_tile=5),
     (64, 2): Costs(min_rows=128, item_rows=192, slow_tile=4),
 }
+# Where one row tile reads a request's keys they may leave the L2 cache first: 1 to 6 % less time, but
+# with 512 columns 1 to 3 % more where items are not cut (docs/measurements/h200-sm90-log.md, run 16).
+MAX_COLUMNS_EVICTED = 384
 # From how many query rows of a request on this path is faster than `sm80`, by padded value columns: what the
 # records h200-standard-sm80.json and h200-standard-sm90.json show; a test holds it to them.
 FEWEST_ROWS = {128: 17, 256: 17, 384: 17, 512: 17}
@@ -78,6 +88,7 @@ class HopperPath:
             raise ArgumentMismatch("kernel", "head sizes", (head_size, v_head_size), "sizes that it serves")
         costs = _COSTS[shape.kv_tile, score_warpgroups(head_size, v_head_size)]
         first, width = rotated_slabs(call)
+        one_tile = query_rows(call, bounds) <= ROW_TILE
         terms = {None: TWO_TERM_KEYS, 1: 0, 2: INT32_MAX}[options.weight_terms]
 
         def attend(sizes: SplitSizes) -> LaunchSpec:
@@ -101,13 +112,14 @@ class HopperPath:
             costs=replace(costs, slow_rows=terms),
             partials=PAIRED_PARTIALS,
             query_channels=(first, width),
-            own_regions={"progress": 8},
+            evict_keys_first=one_tile and padded_v_head_size(v_head_size) <= MAX_COLUMNS_EVICTED,
+            own_regions={"progress": 8} if one_tile else {},
             description=f"row tile {ROW_TILE}, KV tile {shape.kv_tile}, {shape.stages} stages, wgmma",
         )
 
     def yields(self, call: Call, bounds: Bounds, options: PathOptions) -> str | None:
         """Return why another path is measured to be faster, or None."""
-        rows = call.num_heads * max(1, bounds.max_tokens // bounds.max_batch)
+        rows = query_rows(call, bounds)
         fewest = FEWEST_ROWS[padded_v_head_size(call.v_head_size or 0)]
         if rows < fewest:
             return f"{rows} query rows a request, measured to gain from {fewest} on"

@@ -11,7 +11,7 @@ from paged_cuda.errors import ArgumentMismatch
 from paged_cuda.launch_plan import LaunchSpec, PathOptions, PathPlan
 from paged_cuda.signature import element_type
 from paged_cuda.small_steps import small_pairs
-from paged_cuda.split_plan import ROW_PARTIALS, TALL_PARTIALS, Costs, SplitSizes, split_plan
+from paged_cuda.split_plan import ROW_PARTIALS, TALL_PARTIALS, Costs, SplitSizes, query_rows, split_plan
 from paged_cuda.split_shape import MAX_HEAD_SIZE, ROW_TILES, Shape, shapes_for
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def _row_tile(call: Call, bounds: Bounds, properties: DeviceProperties, options:
     heads than that and decodes (docs/measurements/), or in small steps; those where kernels overlap, from
     compute capability 9.0 on.
     """
-    rows = call.num_heads * max(1, bounds.max_tokens // bounds.max_batch)
+    rows = query_rows(call, bounds)
     small = properties.capability >= (9, 0) and small_pairs(call, bounds, options)
     return 16 if rows <= 16 or small else 32
 
@@ -84,6 +84,7 @@ class SplitPath:
             costs=_COSTS,
             partials=ROW_PARTIALS if shape.row_tile == 16 else TALL_PARTIALS,
             query_channels=(call.rotary_offset, call.rotary_dim or 0) if call.rotary else (0, 0),
+            evict_keys_first=properties.capability >= (9, 0) and query_rows(call, bounds) <= shape.row_tile,
             description=_describe(shape),
         )
 

@@ -82,6 +82,7 @@ class Partials:
         blocks: Of the combine kernel a multiprocessor; the next number where a warp for each line takes more.
             Beside the mma.sync kernel of 16 rows one fits and waits there, beside wgmma none.
         shared_bytes: Dynamic shared memory of a block, into which parts are fetched.
+        halves: Whether half a warp may take a line of 128 columns, where whole warps would take more blocks.
     """
 
     combine: str = "combine"
@@ -89,6 +90,7 @@ class Partials:
     threads: int = 128
     blocks: tuple[int, ...] = (1, 2)
     shared_bytes: int = 0
+    halves: bool = False
 
     @property
     def fact_bytes(self) -> int:
@@ -113,9 +115,14 @@ class Partials:
         return KernelSignature(self.combine, dtype, (*constants, *own))
 
 
-ROW_PARTIALS = Partials()
+ROW_PARTIALS = Partials(halves=True)
 TALL_PARTIALS = Partials(blocks=(4,))
 PAIRED_PARTIALS = Partials("combine_paired", paired=True, threads=256, blocks=(2,), shared_bytes=77_824)
+
+
+def query_rows(call: Call, bounds: Bounds) -> int:
+    """Return the packed query rows that a request of the largest batch brings on average."""
+    return call.num_heads * max(1, bounds.max_tokens // bounds.max_batch)
 
 
 def padded_v_head_size(v_head_size: int) -> int:
@@ -171,7 +178,7 @@ class CombineShape:
 
     Attributes:
         column_parts: Workers that share an output row.
-        worker: Threads of a worker: a warp, or a block that shares the parts of a row.
+        worker: Threads of a worker: a warp, half of one, or a block that shares the parts of a row.
         grid: Blocks.
     """
 
@@ -184,11 +191,13 @@ class CombineShape:
         """Cut the columns until all blocks are busy, for the `lines` (rows, or pairs) that may be cut.
 
         Few lines lie in many parts each, which a whole block takes at once; of many lines each has few parts,
-        and a warp takes it.
+        and a warp takes it, or half of one.
         """
         groups = padded_v_head_size(v_head_size) // 128
         whole = [(n, partials.threads) for n in (8, 4, 2)]
         warps = [(n, 32) for n in (4, 2, 1) if groups % n == 0]
+        if groups == 1 and partials.halves:
+            warps.append((1, 16))
         for blocks in partials.blocks:
             threads = blocks * multiprocessors * partials.threads
             for column_parts, worker in (*whole, *warps):
@@ -209,6 +218,7 @@ def split_plan(
     costs: Costs,
     partials: Partials,
     query_channels: tuple[int, int],
+    evict_keys_first: bool,
     own_regions: Mapping[str, int] | None = None,
     description: str,
 ) -> PathPlan:
@@ -226,6 +236,7 @@ def split_plan(
         partials: How it leaves its partials.
         query_channels: First and number of the channels of a query head that append writes, rotated, for the
             kernel; (0, 0): none.
+        evict_keys_first: Whether keys leave the L2 cache before other bytes do.
         own_regions: Bytes of further regions of the workspace, by name, that the attend kernel needs.
         description: The tiles, in words.
 
@@ -279,6 +290,7 @@ def split_plan(
         "max_items": sizes.max_items,
         "max_parts": sizes.slots if sizes.chunk else 0,
         "combine_entries": sizes.combine_entries,
+        "evict_keys_first": int(evict_keys_first),
         "query_first": query_channels[0],
         "query_width": query_channels[1],
     }

@@ -86,13 +86,19 @@ def _split() -> list[Variant]:
     ]
 
 
-# What the mma.sync kernel of 16 wide rows leaves of a multiprocessor's registers, for 128 threads, and what
-# two blocks of 256 threads share after the wgmma kernel, beside which nothing fits.
-_COMBINE_REGISTERS = {"combine": 80, "combine_paired": 128}
+# What the mma.sync kernels of 16 rows leave of a multiprocessor's registers, for 128 threads of combine: the
+# wide one, of 384 threads with 144, and the narrow one, of 256 with the 224 here. And what two blocks of 256
+# threads share after the wgmma kernel, beside which nothing fits.
+_REGISTERS = {"combine": 80, "combine_paired": 128, "sm80_latent_narrow": 224}
+_NARROW_COMBINE_REGISTERS = 64
 
 
 def _limited(signature: KernelSignature, architectures: tuple[str, ...], local_bytes: int = 0) -> Variant:
-    return Variant(signature, local_bytes, _COMBINE_REGISTERS.get(signature.kernel, 255), architectures)
+    most = _REGISTERS.get(signature.kernel, 255)
+    narrow = padded_v_head_size(dict(signature.constants).get("V_HEAD_SIZE", 0)) == 128
+    if signature.kernel == "combine" and narrow:
+        most = _NARROW_COMBINE_REGISTERS
+    return Variant(signature, local_bytes, most, architectures)
 
 
 def _size_and_tile(signature: KernelSignature) -> tuple[int, int]:
@@ -107,7 +113,8 @@ def _combines(
     groups = padded_v_head_size(sizes[1]) // 128
     warps = [(parts, 32) for parts in (1, 2, 4) if groups % parts == 0 and (whole or parts == 1)]
     few = [(parts, partials.threads) for parts in ((2, 4, 8) if whole else (8,))]
-    for column_parts, worker in [*warps, *few]:
+    halves = [(1, 16)] if groups == 1 and partials.halves else []
+    for column_parts, worker in [*warps, *halves, *few]:
         yield partials.signature(dtype, sizes[1], row_tile=row_tile, column_parts=column_parts, worker=worker)
 
 

@@ -1,11 +1,11 @@
 // Merges the parts that an mma.sync kernel left of items that the schedule cut, in part order, and writes the zeros of tokens that no request owns.
 //
 // A task is one of COLUMN_PARTS parts of the columns of one row of one entry of the schedule's list; workers take them in
-// turn. A worker is a warp where there are many rows, and a block of 128 threads where there are few rows in many parts;
-// its threads are groups of parts times lanes of neighbouring columns. One pass with an online rescale: a group adds its parts in
+// turn. A worker is a warp or half of one where there are many rows, and a block of 128 threads where there are few rows in many
+// parts; its threads are groups of parts times lanes of neighbouring columns. One pass with an online rescale: a group adds its parts in
 // order, and the groups are added in order. All loads of a batch of parts are issued before the first use.
-// A block and one of the attend kernel fit a multiprocessor together: it waits there, its list entry already read, while
-// attend still runs.
+// A block and one of the attend kernel fit a multiprocessor together, by kBlocks: it waits there, its list entry already read, while
+// attend still runs. Blocks that find no place before attend ends crowd where it ends first.
 //
 // Macros: BF16 V_HEAD_SIZE ROW_TILE COLUMN_PARTS WORKER
 #include "layout/output.cuh"
@@ -17,6 +17,7 @@
 #include "ptx/dependency.cuh"
 
 constexpr int kThreads = 128, kWorker = WORKER;
+constexpr int kBlocks = kVPadded == 128 ? 8 : 6;   // a multiprocessor: 64 or 80 registers a thread, what the narrow and the wide attend kernel leave
 constexpr int kColumns = kVPadded / COLUMN_PARTS;
 constexpr int kLaneColumns = (kWorker == 32 ? kColumns % 256 == 0 : kColumns >= 64) ? 8 : 4;   // neighbours
 constexpr int kLanes = kColumns / kLaneColumns < kWorker ? kColumns / kLaneColumns : kWorker;
@@ -42,7 +43,7 @@ struct Columns {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(kThreads, 6) SYMBOL(const __grid_constant__ AttentionParams p) {
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) SYMBOL(const __grid_constant__ AttentionParams p) {
   __shared__ __align__(16) float group_sum[kGroups][kLanes][kLaneColumns];
   __shared__ float group_max[kGroups], group_weight[kGroups];
   const int thread = threadIdx.x % kWorker, group = thread / kLanes, lane = thread % kLanes;

@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) SYMBOL(const __grid_co
         }
         share = sum_of_row(share);
         if (kWarps > 1 && thread % 32 < 2) warp_weight[thread / 32][own] = share;
-        copy_async_wait<0>();
+        copy_async_wait_all();
         meet_worker();
         if constexpr (kWarps > 1) {
           share = 0.f;

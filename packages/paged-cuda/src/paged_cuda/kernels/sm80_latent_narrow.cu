@@ -180,6 +180,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
   __syncthreads();
   if (start.count == 0) {
     wait_for_previous_kernels();
+    if (p.starts[p.slices / 2].count > 0) hold_place();   // where most have nothing to do, there is room enough
     return;
   }
   if (warp >= CONSUMER_WARPS) {

@@ -51,6 +51,7 @@
 #include "math/partial.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/base2.cuh"
+#include "ptx/cache_policy.cuh"
 #include "ptx/dependency.cuh"
 #include "ptx/matrix.cuh"
 #include "ptx/shared.cuh"
@@ -256,6 +257,7 @@ __device__ __forceinline__ void load_query(const Walk& walk, const TensorMaps& m
 template <bool kLead>
 __device__ __forceinline__ void load(const AttentionParams& p, const TensorMaps& maps, const Shared& shared, int start_word) {
   Walk walk(p, start_word);
+  const u64 policy = key_policy(p.evict_keys_first);
   wait_for_previous_kernels();
   Ring ring;
   ring.phase = 1;
@@ -294,13 +296,13 @@ __device__ __forceinline__ void load(const AttentionParams& p, const TensorMaps&
       if (row < (kLead && half ? half : KV_TILE)) {
         const int slab = slabs == 1 ? lane % kSlabs : 0;
         copy_box(shared.stage(ring.stage) + slab * kSlabBytes + row * 128, maps.key_cache, shared.full(ring.stage), slab * 64,
-                 (walk.tile * KV_TILE + row) & ((1 << p.block_shift) - 1), 0, page);
+                 (walk.tile * KV_TILE + row) & ((1 << p.block_shift) - 1), 0, page, policy);
       }
       ring.advance();
       if (new_chunk) walk.look_ahead();
       walk.left--;
       walk.tile++;
-      if (kLead) ask_leave(shared.start(kStartCount), walk.left, shared.asked(), shared.granted(), lane_now() == 0);
+      if (kLead && p.progress) ask_leave(shared.start(kStartCount), walk.left, shared.asked(), shared.granted(), lane_now() == 0);
       new_chunk = walk.chunk_of(walk.tile) != walk.chunk_of(walk.tile - 1);
       if (new_chunk && walk.tile < walk.tile_end) walk.pages = walk.pages_ahead;
     }
@@ -973,7 +975,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
   __syncthreads();
   if (shared.start(kStartCount) == 0) {
     wait_for_previous_kernels();
-    if (thread == 0) start_block(p);
+    if (thread == 0 && p.progress) start_block(p);
     return;
   }
   if (thread >= 384) {
@@ -981,7 +983,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
     const int warp = same_in_warp(thread >> 5);
     if (warp == 12) load<true>(p, maps, shared, start_word);
     else if (warp == 13 && 1 << p.block_shift < KV_TILE) load<false>(p, maps, shared, start_word);
-    else if (warp == 14) {
+    else if (warp == 14 && p.progress) {
       wait_for_previous_kernels();
       if (lane_now() == 0)
         grant_leave(p, shared.start(kStartCount), shared.start(kStartAll) * gridDim.x, shared.start(kStartTiles) > p.slow_tiles, shared.asked(), shared.granted());

@@ -7,6 +7,12 @@ __device__ __forceinline__ void copy_async_16(u32 destination, const void* sourc
                : "memory");
 }
 
+// The same with a policy for the L2 cache.
+__device__ __forceinline__ void copy_async_16(u32 destination, const void* source, u32 bytes, u64 policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(destination), "l"(source), "r"(bytes), "l"(policy)
+               : "memory");
+}
+
 __device__ __forceinline__ void copy_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 // Copies form groups; waits until at most kPending of the thread's latest groups are under way.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

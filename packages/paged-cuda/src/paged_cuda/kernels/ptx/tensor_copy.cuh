@@ -18,6 +18,14 @@ __device__ __forceinline__ void barrier_arrive_times(u32 barrier, u32 count) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
+// The same with a policy for the L2 cache.
+__device__ __forceinline__ void copy_box(u32 destination, const TensorMap& map, u32 barrier, i32 x, i32 y, i32 z, i32 w, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(
+          destination),
+      "l"((u64)&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "l"(policy)
+      : "memory");
+}
 __device__ __forceinline__ void copy_box(u32 destination, const TensorMap& map, u32 barrier, i32 x, i32 y, i32 z, i32 w) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(

@@ -7,7 +7,11 @@
 // One lane of a warp of its own counts the block's tiles and compares. The loading warp asks it for leave every kAskTiles
 // tiles, one ask ahead, so that its copies do not wait for an answer from far away. The wait ends after kMostLooks looks in any case:
 // nothing hangs on another block. Nor does anybody wait before all blocks have started, as some may lack a multiprocessor,
-// or in a slice whose first item takes two-term weights, where the tensor cores are the limit.
+// or where the tensor cores are the limit: in a slice whose first item takes two-term weights, and where several row tiles read the same keys,
+// by the bounds. Then there is no progress.
+//
+// A block counts the tiles that it has asked for before it adds the last of them, so one that is level finds itself a tile ahead: kFewTiles
+// lets it wait even when it is a little behind. At 0 all wait for each other, and a step takes half as long again or twice as long.
 //
 // progress[0]: blocks started since the schedule was made. Launches of this kernel follow each other, so the quotient by the grid is the number
 // of a launch, up to 2^32 blocks (beyond, blocks may wait in vain, for kMostLooks looks). progress[1]: KV tiles begun since then. The schedule kernel
@@ -16,7 +20,7 @@
 #include "ptx/barrier.cuh"
 
 constexpr int kAskShift = 1, kAskTiles = 1 << kAskShift, kFreeAsks = 2, kMostLooks = 16;
-constexpr float kFewTiles = 1.f;
+constexpr float kFewTiles = 0.25f;
 
 __device__ __forceinline__ u32 add_relaxed(u32* at, u32 x) {
   u32 old;
