@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paged_cuda import ArgumentMismatch, Bounds, Device, PagedAttention
+from paged_cuda.compiler import compile_kernels
 from paged_cuda.launch_plan import PathOptions, PathPlan
 from paged_cuda.paths import choose_path
+from paged_cuda.signature import ElementType
 from paged_cuda.split_path import SplitPath
 from paged_cuda.split_plan import (
     MAX_SLICES,
@@ -259,6 +261,13 @@ def test_few_rows_are_cut_finely_and_many_are_not() -> None:
     assert CombineShape.of(128, 384, 132, ROW_PARTIALS) == CombineShape(1, 32, 32)
 
 
+def test_half_a_warp_takes_a_narrow_row_where_warps_would_not_all_find_a_place_beside_attend() -> None:
+    assert CombineShape.of(512, 128, 132, ROW_PARTIALS) == CombineShape(1, 32, 128)
+    assert CombineShape.of(1024, 128, 132, ROW_PARTIALS) == CombineShape(1, 16, 128)
+    assert CombineShape.of(1024, 256, 132, ROW_PARTIALS) == CombineShape(1, 32, 256)
+    assert CombineShape.of(1024, 128, 132, TALL_PARTIALS) == CombineShape(1, 32, 256)
+
+
 @pytest.mark.parametrize(
     ("kernel", "row_tile", "partials"),
     [("sm80", 16, ROW_PARTIALS), ("sm80", 32, TALL_PARTIALS), ("sm90", None, PAIRED_PARTIALS)],
@@ -282,16 +291,42 @@ def test_a_path_launches_the_combine_kernel_of_its_partials(
     assert dict(combine.signature.constants).get("SHARED_BYTES", 0) == partials.shared_bytes
 
 
-def test_attend_leaves_room_for_a_block_of_combine() -> None:
-    """Both wait on one multiprocessor of 64 K registers; a warp takes its registers in steps of eight."""
-    shape = shapes_for(16, 576, 512, shared_bytes=232_448, shared_bytes_multiprocessor=233_472)[0]
-    assert isinstance(shape, SplitShape)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("sizes", [(576, 512), (192, 128)])
+def test_attend_leaves_room_for_a_block_of_combine(sizes: tuple[int, int], dtype: ElementType) -> None:
+    """Both wait on one Hopper multiprocessor: 64 K registers, eight at least for each thread, and 228 KB."""
+    shape = shapes_for(16, *sizes, shared_bytes=232_448, shared_bytes_multiprocessor=233_472)[0]
+    (attend,) = compile_kernels([(shape.signature(dtype, *sizes), "sm_90a")])
     combine = {
         v.max_registers
         for v in VARIANTS
-        if v.signature.kernel == "combine" and ("ROW_TILE", 16) in v.signature.constants
+        if v.signature.kernel == "combine"
+        and {("ROW_TILE", 16), ("V_HEAD_SIZE", sizes[1])} <= set(v.signature.constants)
     }
-    assert shape.registers * shape.threads + max(combine) * ROW_PARTIALS.threads <= 65_536
+    own = -(-attend.resources.registers // 8) * 8
+    assert own * shape.threads + max(combine) * ROW_PARTIALS.threads <= 65_536
+    static = 4096  # of combine, at most
+    assert shape.shared_bytes(*sizes) + static + 2 * 1024 <= 233_472
+
+
+@pytest.mark.parametrize(
+    ("heads", "bounds", "capability", "leave"),
+    [
+        (16, Bounds(4, 4, 4096), (9, 0), 1),
+        (16, Bounds(4, 4, 4096), (8, 0), 0),
+        (16, Bounds(4, 64, 4096), (9, 0), 0),
+        (32, Bounds(4, 4, 4096), (9, 0), 0),
+        (32, Bounds(4, 4, 65_536), (9, 0), 1),
+        (48, Bounds(4, 4, 65_536), (9, 0), 0),
+    ],
+)
+def test_keys_leave_the_l2_first_where_one_row_tile_reads_them(
+    heads: int, bounds: Bounds, capability: tuple[int, int], leave: int
+) -> None:
+    """Not in a prefill, nor where tiles of 16 or 32 rows share a token's heads, nor where nobody measured."""
+    gpu = replace(FAKE_GPU, capability=capability)
+    step = choose_path(call_of(heads, 576, 512), bounds, gpu, kernel="sm80")
+    assert step.attend.constants["evict_keys_first"] == leave
 
 
 @given(

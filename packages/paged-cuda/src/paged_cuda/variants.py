@@ -86,17 +86,16 @@ def _split() -> list[Variant]:
     ]
 
 
-# What the mma.sync kernels of 16 rows leave of a multiprocessor's registers, for 128 threads of combine: the
-# wide one, of 384 threads with 144, and the narrow one, of 256 with the 224 here. And what two blocks of 256
-# threads share after the wgmma kernel, beside which nothing fits.
-_REGISTERS = {"combine": 80, "combine_paired": 128, "sm80_latent_narrow": 224}
+# Registers a thread. `combine` gets what the mma.sync kernels of 16 rows leave of a Hopper multiprocessor for
+# its 128 threads, beside the wide one and the narrow one. Two blocks of 256 threads of `combine_paired` share
+# one after the wgmma kernel, beside which nothing fits.
+_REGISTERS = {"combine": 80, "combine_paired": 128}
 _NARROW_COMBINE_REGISTERS = 64
 
 
 def _limited(signature: KernelSignature, architectures: tuple[str, ...], local_bytes: int = 0) -> Variant:
     most = _REGISTERS.get(signature.kernel, 255)
-    narrow = padded_v_head_size(dict(signature.constants).get("V_HEAD_SIZE", 0)) == 128
-    if signature.kernel == "combine" and narrow:
+    if signature.kernel == "combine" and padded_v_head_size(dict(signature.constants)["V_HEAD_SIZE"]) == 128:
         most = _NARROW_COMBINE_REGISTERS
     return Variant(signature, local_bytes, most, architectures)
 
