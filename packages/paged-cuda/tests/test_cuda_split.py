@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from paged_cuda.compiler import compile_kernels
 from paged_cuda.launch_plan import PathOptions, PathPlan
 from paged_cuda.paths import choose_path
 from paged_cuda.signature import ElementType
+from paged_cuda.sources import kernel_source
 from paged_cuda.split_path import SplitPath
 from paged_cuda.split_plan import (
     MAX_SLICES,
@@ -310,23 +312,42 @@ def test_attend_leaves_room_for_a_block_of_combine(sizes: tuple[int, int], dtype
 
 
 @pytest.mark.parametrize(
-    ("heads", "bounds", "capability", "leave"),
+    ("row_tile", "capability", "leave"),
+    [(16, (9, 0), 1), (16, (8, 0), 0), (16, (10, 0), 0), (32, (9, 0), 1), (64, (9, 0), 0)],
+)
+def test_keys_leave_the_l2_first_where_that_was_measured(
+    row_tile: int, capability: tuple[int, int], leave: int
+) -> None:
+    """On Hopper, and not from tall tiles, which load for themselves."""
+    gpu = replace(FAKE_GPU, capability=capability)
+    options = PathOptions(row_tile=row_tile)
+    step = choose_path(call_of(16, 576, 512), BOUNDS, gpu, kernel="sm80", options=options)
+    assert step.attend.constants["evict_keys_first"] == leave
+
+
+@pytest.mark.parametrize(
+    ("tokens", "batch", "heads", "rows", "alone"),
     [
-        (16, Bounds(4, 4, 4096), (9, 0), 1),
-        (16, Bounds(4, 4, 4096), (8, 0), 0),
-        (16, Bounds(4, 64, 4096), (9, 0), 0),
-        (32, Bounds(4, 4, 4096), (9, 0), 0),
-        (32, Bounds(4, 4, 65_536), (9, 0), 1),
-        (48, Bounds(4, 4, 65_536), (9, 0), 0),
+        (128, 128, 64, 64, True),
+        (128, 128, 65, 64, False),
+        (129, 128, 64, 64, False),
+        (512, 1, 8, 64, False),
+        (2, 1, 16, 16, False),
+        (1, 1, 16, 16, True),
+        (2**20, 2**14, 2**11, 64, False),
     ],
 )
-def test_keys_leave_the_l2_first_where_one_row_tile_reads_them(
-    heads: int, bounds: Bounds, capability: tuple[int, int], leave: int
+def test_one_row_tile_reads_the_keys_of_a_decode_with_few_heads(
+    tokens: int, batch: int, heads: int, rows: int, alone: bool
 ) -> None:
-    """Not in a prefill, nor where tiles of 16 or 32 rows share a token's heads, nor where nobody measured."""
-    gpu = replace(FAKE_GPU, capability=capability)
-    step = choose_path(call_of(heads, 576, 512), bounds, gpu, kernel="sm80")
-    assert step.attend.constants["evict_keys_first"] == leave
+    """The rule of the kernels, from the extents of a run; 64 bits hold the products."""
+    rule = re.search(
+        r"bool one_tile_reads\(.*?\) \{ return \(i64\)p\.(\w+) \* p\.(\w+) <= \(i64\)p\.(\w+) \* rows; \}",
+        kernel_source("layout/schedule.cuh"),
+    )
+    assert rule is not None
+    named = {"tokens": tokens, "num_heads": heads, "batch": batch}
+    assert (named[rule[1]] * named[rule[2]] <= named[rule[3]] * rows) == alone
 
 
 @given(

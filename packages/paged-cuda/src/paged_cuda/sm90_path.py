@@ -88,7 +88,6 @@ class HopperPath:
             raise ArgumentMismatch("kernel", "head sizes", (head_size, v_head_size), "sizes that it serves")
         costs = _COSTS[shape.kv_tile, score_warpgroups(head_size, v_head_size)]
         first, width = rotated_slabs(call)
-        one_tile = query_rows(call, bounds) <= ROW_TILE
         terms = {None: TWO_TERM_KEYS, 1: 0, 2: INT32_MAX}[options.weight_terms]
 
         def attend(sizes: SplitSizes) -> LaunchSpec:
@@ -112,8 +111,8 @@ class HopperPath:
             costs=replace(costs, slow_rows=terms),
             partials=PAIRED_PARTIALS,
             query_channels=(first, width),
-            evict_keys_first=one_tile and padded_v_head_size(v_head_size) <= MAX_COLUMNS_EVICTED,
-            own_regions={"progress": 8} if one_tile else {},
+            evict_keys_first=padded_v_head_size(v_head_size) <= MAX_COLUMNS_EVICTED,
+            own_regions={"progress": 8},
             description=f"row tile {ROW_TILE}, KV tile {shape.kv_tile}, {shape.stages} stages, wgmma",
         )
 

@@ -236,7 +236,7 @@ def split_plan(
         partials: How it leaves its partials.
         query_channels: First and number of the channels of a query head that append writes, rotated, for the
             kernel; (0, 0): none.
-        evict_keys_first: Whether keys leave the L2 cache before other bytes do.
+        evict_keys_first: Whether keys that one row tile reads leave the L2 cache before other bytes do.
         own_regions: Bytes of further regions of the workspace, by name, that the attend kernel needs.
         description: The tiles, in words.
 

@@ -12,7 +12,13 @@ from typing import get_args
 
 from paged_cuda.signature import ElementType, KernelSignature
 from paged_cuda.sm90_shape import ROW_TILE, shape_for
-from paged_cuda.split_plan import PAIRED_PARTIALS, ROW_PARTIALS, Partials, padded_v_head_size
+from paged_cuda.split_plan import (
+    PAIRED_PARTIALS,
+    ROW_PARTIALS,
+    TALL_PARTIALS,
+    Partials,
+    padded_v_head_size,
+)
 from paged_cuda.split_shape import ROW_TILES, shapes_for
 
 # Compute capability 9.0 loads sm_90a: only there do Hopper's own instructions exist, and no other GPU
@@ -127,7 +133,8 @@ def _split_signatures(dtype: ElementType, shared_bytes: int) -> Iterator[KernelS
             )
             if shapes:
                 yield shapes[0].signature(dtype, *sizes)
-                yield from _combines(ROW_PARTIALS, dtype, sizes, row_tile)
+                partials = ROW_PARTIALS if row_tile == 16 else TALL_PARTIALS
+                yield from _combines(partials, dtype, sizes, row_tile)
 
 
 def _hopper() -> list[Variant]:

@@ -4,8 +4,8 @@
 // turn. A worker is a warp or half of one where there are many rows, and a block of 128 threads where there are few rows in many
 // parts; its threads are groups of parts times lanes of neighbouring columns. One pass with an online rescale: a group adds its parts in
 // order, and the groups are added in order. All loads of a batch of parts are issued before the first use.
-// A block and one of the attend kernel fit a multiprocessor together, by kBlocks: it waits there, its list entry already read, while
-// attend still runs. Blocks that find no place before attend ends crowd where it ends first.
+// On Hopper a block and one of the attend kernel of 16 rows fit a multiprocessor together, by kBlocks: it waits there, its list entry already
+// read, while attend still runs. Blocks that find no place before attend ends crowd where it ends first.
 //
 // Macros: BF16 V_HEAD_SIZE ROW_TILE COLUMN_PARTS WORKER
 #include "layout/output.cuh"

@@ -119,7 +119,7 @@ SYMBOL(const __grid_constant__ AttentionParams p) {
   __syncthreads();
   if (start.count == 0) {
     wait_for_previous_kernels();
-    if (p.starts[p.slices / 2].count > 0) hold_place();   // where most have nothing to do, there is room enough
+    if (ROW_TILE == 16 && p.starts[p.slices / 2].count > 0) hold_place();   // where most have nothing to do, there is room enough
     return;
   }
 

@@ -257,7 +257,8 @@ __device__ __forceinline__ void load_query(const Walk& walk, const TensorMaps& m
 template <bool kLead>
 __device__ __forceinline__ void load(const AttentionParams& p, const TensorMaps& maps, const Shared& shared, int start_word) {
   Walk walk(p, start_word);
-  const u64 policy = key_policy(p.evict_keys_first);
+  const bool paced = one_tile_reads(p, kRows);
+  const u64 policy = key_policy(p.evict_keys_first && paced);
   wait_for_previous_kernels();
   Ring ring;
   ring.phase = 1;
@@ -302,7 +303,7 @@ __device__ __forceinline__ void load(const AttentionParams& p, const TensorMaps&
       if (new_chunk) walk.look_ahead();
       walk.left--;
       walk.tile++;
-      if (kLead && p.progress) ask_leave(shared.start(kStartCount), walk.left, shared.asked(), shared.granted(), lane_now() == 0);
+      if (kLead && paced) ask_leave(shared.start(kStartCount), walk.left, shared.asked(), shared.granted(), lane_now() == 0);
       new_chunk = walk.chunk_of(walk.tile) != walk.chunk_of(walk.tile - 1);
       if (new_chunk && walk.tile < walk.tile_end) walk.pages = walk.pages_ahead;
     }
@@ -785,9 +786,10 @@ __device__ __forceinline__ void store_partial(const AttentionParams& p, const fl
   if (!live) return;
   const float factor0 = fixed_factor(most0), factor1 = fixed_factor(most1);
   u32* const words = partial_words(p, at, first_column, lane & 3);
+  const u64 policy = partial_policy(p.chunk == 0);
 #pragma unroll
   for (int g = 0; g < kColumns / 8; g += 2)
-    store_partial_words(words + g / 2 * 128, pack_fixed(out[4 * g], out[4 * g + 1], factor0), pack_fixed(out[4 * g + 2], out[4 * g + 3], factor1),
+    store_partial_words(words + g / 2 * 128, policy, pack_fixed(out[4 * g], out[4 * g + 1], factor0), pack_fixed(out[4 * g + 2], out[4 * g + 3], factor1),
                         pack_fixed(out[4 * g + 4], out[4 * g + 5], factor0), pack_fixed(out[4 * g + 6], out[4 * g + 7], factor1));
   if (lane & 3) return;
   partial_facts(p, at, half)[1] = fixed_scale(most0) * inverse0;
@@ -975,7 +977,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
   __syncthreads();
   if (shared.start(kStartCount) == 0) {
     wait_for_previous_kernels();
-    if (thread == 0 && p.progress) start_block(p);
+    if (thread == 0 && one_tile_reads(p, kRows)) start_block(p);
     return;
   }
   if (thread >= 384) {
@@ -983,7 +985,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
     const int warp = same_in_warp(thread >> 5);
     if (warp == 12) load<true>(p, maps, shared, start_word);
     else if (warp == 13 && 1 << p.block_shift < KV_TILE) load<false>(p, maps, shared, start_word);
-    else if (warp == 14 && p.progress) {
+    else if (warp == 14 && one_tile_reads(p, kRows)) {
       wait_for_previous_kernels();
       if (lane_now() == 0)
         grant_leave(p, shared.start(kStartCount), shared.start(kStartAll) * gridDim.x, shared.start(kStartTiles) > p.slow_tiles, shared.asked(), shared.granted());

@@ -6,7 +6,6 @@
 // Beside them, for each row and half: the log-sum-exp (base 2) and the scale.
 #include "layout/output.cuh"
 #include "math/fixed_point.cuh"
-#include "ptx/cache_policy.cuh"
 
 constexpr int kFacts = 4;   // of a row
 // Rows a multiple of sixteen apart lie as if each took so many bytes.
@@ -19,7 +18,7 @@ __device__ __forceinline__ u32* partial_words(const AttentionParams& p, u32 at, 
 __device__ __forceinline__ float* partial_facts(const AttentionParams& p, u32 at, int half) { return p.partial_facts + (u64)at * kFacts + half * 2; }
 
 // All four at once: the compiler would split a plain store where registers are short.
-__device__ __forceinline__ void store_partial_words(u32* at, u32 a, u32 b, u32 c, u32 d) {
-  asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"((u64)at), "r"(a), "r"(b), "r"(c), "r"(d), "l"(partial_policy())
+__device__ __forceinline__ void store_partial_words(u32* at, u64 policy, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"((u64)at), "r"(a), "r"(b), "r"(c), "r"(d), "l"(policy)
                : "memory");
 }

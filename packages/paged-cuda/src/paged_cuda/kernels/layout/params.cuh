@@ -65,7 +65,7 @@ struct AttentionParams {
   i32 max_items;
   i32 max_parts;         // of all items together, fixed split
   i32 combine_entries;   // splits that the combine kernel takes at a time
-  i32 evict_keys_first;  // 1: keys leave the L2 cache before other bytes do
+  i32 evict_keys_first;  // 1: keys that one row tile reads leave the L2 cache before other bytes do
   i32 schedule_settled;  // 1: the schedule was complete before the previous kernel began
   float scale;
   float softcap;  // <= 0: off

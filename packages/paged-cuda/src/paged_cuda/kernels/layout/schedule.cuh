@@ -4,7 +4,7 @@
 // row = token * heads + head) when a token has fewer heads than that, else all heads of one token, cut into
 // `row_tiles` row tiles.  A slice is a contiguous run of the flat list "all KV tiles of all items": one CTA (or one CTA
 // for each row tile) works through one slice.  Split points depend on lengths, heads and the number of slices only.
-#include "layout/types.cuh"
+#include "layout/params.cuh"
 
 struct Item {
   i32 request;   // row of block_table and past_seqlens
@@ -33,6 +33,10 @@ struct SplitItem {
   i32 pad[3];
 };
 static_assert(sizeof(Item) == 32 && sizeof(SliceStart) == 64 && sizeof(SplitItem) == 32, "records are read as 16-byte words");
+
+// Whether one row tile of so many rows reads a request's keys, on average over the batch: a decode of few heads. Then the memory is the limit,
+// and nobody reads the keys again but where requests share pages.
+__device__ __forceinline__ bool one_tile_reads(const AttentionParams& p, i32 rows) { return (i64)p.tokens * p.num_heads <= (i64)p.batch * rows; }
 
 // First position that the query at `position` sees (a window counts the query's own position).
 __device__ __forceinline__ i32 visible_begin(i32 position, i32 window) {

@@ -9,10 +9,11 @@ __device__ __forceinline__ void wait_for_previous_kernels() {
 #endif
 }
 
-// For a block with nothing to do, once the kernels before this one are complete: long enough for the next kernel's blocks, which begin beside
-// this kernel's, to find their places. If it left at once, several of them would share its multiprocessor while others have none.
+// For a block with nothing to do, once the kernels before this one are complete: long enough for the next kernel's blocks, one of which fits
+// beside each of this kernel's, to find their places. If it left at once, several of them would share its multiprocessor while others have
+// none. Where registers are shared out like that: on Hopper.
 __device__ __forceinline__ void hold_place() {
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ == 900
   asm volatile("nanosleep.u32 2000;" ::: "memory");
 #endif
 }

@@ -6,7 +6,7 @@
 // frees it: one lane's arrival for its warp would be as right, but racecheck follows direct arrivals only.
 //
 // Needs of its includer: kLoaders threads, the row layout (kKPadded, kRowBytes, kSlabs, kChunks) and the offsets kKvOffset,
-// kMaskOffset, kQueryOffset, kItemOffset in shared memory. Macros: HEAD_SIZE ROW_TILE KV_TILE
+// kMaskOffset, kQueryOffset, kItemOffset in shared memory. Macros: HEAD_SIZE ROW_TILE KV_TILE PRODUCER_WARPS
 #include "layout/schedule.cuh"
 #include "math/partial.cuh"
 #include "ptx/barrier.cuh"
@@ -52,7 +52,7 @@ struct Loader {
   const AttentionParams& p;
   const u32 shared, full;
   const int thread, lane, row_tile;
-  const u64 policy;
+  const u64 policy;                // of keys, where warps only load: the tall tiles that load for themselves have no register for it
   Item item, next;                 // `next` only while next_is_ahead
   int index, tile, tile_end, left, first_position;
   int chunk, pages, pages_ahead;   // 32 block-table entries, one a lane: the current ones and the next
@@ -60,7 +60,7 @@ struct Loader {
 
   __device__ Loader(const AttentionParams& params, u32 shared_base, u32 full_barriers, int loader_thread, const SliceStart& start)
       : p(params), shared(shared_base), full(full_barriers), thread(loader_thread), lane(loader_thread & 31),
-        row_tile(blockIdx.x % params.row_tiles), policy(key_policy(params.evict_keys_first)), item(start.first), index(start.item), left(start.count) {
+        row_tile(blockIdx.x % params.row_tiles), policy(key_policy(params.evict_keys_first && one_tile_reads(params, ROW_TILE))), item(start.first), index(start.item), left(start.count) {
     enter_item();
     tile += start.offset;
     chunk = chunk_of(tile);
@@ -118,7 +118,10 @@ struct Loader {
         const int s = i * kSlabStep + s0;
         if (kSlabStep > 1 && s >= kSlabs) break;
         const bool there = s * 8 + 8 <= kChunks || s * 8 + c < kChunks;
-        copy_async_16(destination + s * 128, there ? source + s * 64 : p.key_cache, live && there ? 16u : 0u, policy);
+        const u16* const from = there ? source + s * 64 : p.key_cache;
+        const u32 bytes = live && there ? 16u : 0u;
+        if (PRODUCER_WARPS > 0) copy_async_16(destination + s * 128, from, bytes, policy);
+        else copy_async_16(destination + s * 128, from, bytes);
       }
       if (c == 0 && s0 == 0) store_f32(shared + kMaskOffset + (stage * KV_TILE + row) * 4, live ? 0.f : kMasked);
     }

@@ -7,8 +7,8 @@
 // One lane of a warp of its own counts the block's tiles and compares. The loading warp asks it for leave every kAskTiles
 // tiles, one ask ahead, so that its copies do not wait for an answer from far away. The wait ends after kMostLooks looks in any case:
 // nothing hangs on another block. Nor does anybody wait before all blocks have started, as some may lack a multiprocessor,
-// or where the tensor cores are the limit: in a slice whose first item takes two-term weights, and where several row tiles read the same keys,
-// by the bounds. Then there is no progress.
+// or where the tensor cores are the limit: in a slice whose first item takes two-term weights, and where several row tiles read the same keys
+// (`one_tile_reads`), when nobody counts at all.
 //
 // A block counts the tiles that it has asked for before it adds the last of them, so one that is level finds itself a tile ahead: kFewTiles
 // lets it wait even when it is a little behind. At 0 all wait for each other, and a step takes half as long again or twice as long.
