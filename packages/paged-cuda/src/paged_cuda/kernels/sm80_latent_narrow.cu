@@ -157,13 +157,7 @@ struct MergedRow {
   }
 };
 
-extern "C" __global__ void
-#if __CUDA_ARCH__ == 900
-__maxnreg__(224)   // leaves room for a block of combine
-#else
-__launch_bounds__(kThreads, 1)
-#endif
-SYMBOL(const __grid_constant__ AttentionParams p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_constant__ AttentionParams p) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   const u32 shared = shared_address(shared_memory);
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
