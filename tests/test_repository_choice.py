@@ -58,7 +58,7 @@ def test_small_steps_are_faster_with_low_tiles(name: str, what: str) -> None:
 
 
 def test_the_limits_of_small_steps_are_near_where_low_tiles_stop_being_faster() -> None:
-    """Of each width a step of at most twice the limit, for some number of heads, is slower with them."""
+    """Of each width a step of at most four times the limit, for some number of heads, is slower with them."""
     for columns, steps in SMALL_STEPS.items():
         lost = [
             name
@@ -66,7 +66,7 @@ def test_the_limits_of_small_steps_are_near_where_low_tiles_stop_being_faster() 
             if padded_v_head_size(spec.v_head_size) == columns
             and not small(name)
             and spec.tokens * max(spec.context_lens)
-            <= 2 * next((pairs for heads, pairs in steps.pairs.items() if spec.heads <= heads), 1024)
+            <= 4 * next((pairs for heads, pairs in steps.pairs.items() if spec.heads <= heads), 1024)
             and median(SMALL_AMPERE, f"{name}/tile16", "layer")
             > median(SMALL_HOPPER, f"{name}/tile64", "layer")
         ]
