@@ -43,7 +43,7 @@ _COSTS = {
     (64, 1): Costs(min_rows=128, item_rows=192, slow_tile=5),
     (64, 2): Costs(min_rows=128, item_rows=192, slow_tile=4),
 }
-# Where one row tile reads a request's keys they may leave the L2 cache first: 1 to 6 % less time, but
+# Where one row tile reads a request's keys they may leave the L2 cache first: 1 to 5 % less time, but
 # with 512 columns 1 to 3 % more where items are not cut (docs/measurements/h200-sm90-log.md, run 16).
 MAX_COLUMNS_EVICTED = 384
 # From how many query rows of a request on this path is faster than `sm80`, by padded value columns: what the
