@@ -34,8 +34,8 @@ class SmallSteps:
 
 
 # By padded value columns: what the records h200-small-sm80.json and h200-small-sm90.json show of a layer and
-# of attention alone; a test holds it to them. Below 512 columns it is the layer that sets the limit, as keys of
-# `sm90` leave the L2 cache first there; at 2,048 with 128 columns it is 2.5 % slower, within the noise. Up to 32
+# of attention alone; a test holds it to them. Below 512 columns the layer sets the limit, as keys of `sm90`
+# leave the L2 cache first there; at 2,048 with 128 columns it is 2.5 % slower, within the noise. Up to 32
 # heads with 512 columns the limit is where the measuring ended.
 SMALL_STEPS = {
     128: SmallSteps(1, {64: 2_048}),
