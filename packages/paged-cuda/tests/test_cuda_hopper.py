@@ -15,12 +15,12 @@ from paged_cuda.sm90_path import HopperPath, rotated_slabs
 from paged_cuda.sm90_shape import score_warpgroups, shape_for
 from paged_cuda.small_steps import small_pairs
 from paged_cuda.sources import kernel_source
-from paged_cuda.split_plan import Costs
+from paged_cuda.split_plan import Apart, Costs
 from paged_cuda.tensor_maps import TensorMaps, aligned_maps
 from paged_cuda.testing import FAKE_GPU, FakeDriver
 from paged_schema import Call, PagedAttentionAttributes, PagedAttentionInputs, check
 
-HOPPER = replace(FAKE_GPU, capability=(9, 0))
+HOPPER = replace(FAKE_GPU, capability=(9, 0), multiprocessors=132)
 BOUNDS = Bounds(max_batch=4, max_tokens=16, max_context=4096)
 
 
@@ -388,22 +388,58 @@ def test_weights_have_the_terms_asked_for(
     [((576, 512), 4, 12, 6), ((384, 192), 2, 9, 5), ((192, 128), 2, 9, 4)],
 )
 def test_the_schedule_is_told_the_least_slice_and_what_an_item_and_a_slow_tile_cost(
-    sizes: tuple[int, int], least: int, item: int, slow: int, hopper: FakeDriver, cubins: CubinCache
+    sizes: tuple[int, int], least: int, item: int, slow: int
 ) -> None:
-    """A slice has at least 128 keys. In thirds, an item costs four tiles of 32 keys or three of 64; a slow
-    tile costs two of 32 keys, 5/3 of 64, 4/3 where two warpgroups compute scores."""
-    call = call_of(64, *sizes)
-    op = operator(hopper, call, cubins)
-    op.run(**operands_of(call, op.device), stream=7)
-    params = op._params
-    assert (params.min_tiles, params.item_cost, params.slow_cost) == (least, item, slow)
+    """A slice has at least 128 keys, half of them in small steps. In thirds, an item costs four tiles of 32
+    keys or three of 64; a slow tile costs two of 32 keys, 5/3 of 64, 4/3 where two warpgroups compute
+    scores."""
+    for bounds, tiles in ((Bounds(4, 4, 65_536), least), (Bounds(1, 1, 4096), least // 2)):
+        told = choose_path(call_of(64, *sizes), bounds, HOPPER, kernel="sm90").attend.constants
+        assert (told["min_tiles"], told["item_cost"], told["slow_cost"]) == (tiles, item, slow)
 
 
-@pytest.mark.parametrize(("sizes", "leave"), [((192, 128), 1), ((448, 384), 1), ((576, 512), 0)])
-def test_keys_of_narrower_rows_leave_the_l2_first(sizes: tuple[int, int], leave: int) -> None:
-    """With 512 columns they stay, by measurement."""
-    step = choose_path(call_of(64, *sizes), Bounds(4, 4, 65_536), HOPPER, kernel="sm90")
-    assert step.attend.constants["evict_keys_first"] == leave
+@pytest.mark.parametrize(
+    ("heads", "bounds", "slices", "grid"),
+    [
+        (64, Bounds(1, 1, 16_896), 66, 128),
+        (64, Bounds(1, 1, 2048), 32, 128),
+        (64, Bounds(8, 8, 1024), 66, 128),
+        (128, Bounds(1, 1, 4096), 33, 128),
+        (128, Bounds(2, 2, 2048), 33, 128),
+        (128, Bounds(3, 3, 1024), 33, 96),
+        (40, Bounds(1, 1, 1), 1, 256),
+    ],
+)
+def test_small_steps_leave_half_of_the_multiprocessors_to_combine(
+    heads: int, bounds: Bounds, slices: int, grid: int
+) -> None:
+    """All blocks of combine, two a multiprocessor, then find a place beside those of attend."""
+    plan = choose_path(call_of(heads, 576, 512), bounds, HOPPER, kernel="sm90").launches
+    attend, combine = plan[-2], plan[-1]
+    row_tiles = -(-heads // 64)
+    assert attend.grid[:2] == (row_tiles, slices)
+    assert combine.grid[0] == grid <= 2 * (HOPPER.multiprocessors - row_tiles * slices)
+
+
+@pytest.mark.parametrize(
+    ("heads", "bounds", "options"),
+    [
+        (64, Bounds(1, 1, 16_897), PathOptions()),
+        (128, Bounds(1, 1, 4225), PathOptions()),
+        (64, Bounds(1, 2, 16_384), PathOptions()),
+        (64, Bounds(1, 1, 4096), PathOptions(split_rows=512)),
+    ],
+)
+def test_larger_steps_and_fixed_splits_take_all_multiprocessors(
+    heads: int, bounds: Bounds, options: PathOptions
+) -> None:
+    plan = choose_path(call_of(heads, 576, 512), bounds, HOPPER, kernel="sm90", options=options)
+    assert plan.attend.constants["slices"] == HOPPER.multiprocessors // -(-heads // 64)
+
+
+def test_few_multiprocessors_are_not_divided_among_more_row_tiles() -> None:
+    assert Apart(most_rows=256, min_rows=64).slices(1, 31, 16) == 0
+    assert Apart(most_rows=256, min_rows=64).slices(1, 32, 16) == 1
 
 
 def test_all_who_count_or_ask_decide_alike_whether_blocks_are_kept_level() -> None:

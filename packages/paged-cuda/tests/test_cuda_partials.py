@@ -55,7 +55,16 @@ def test_paired_rows_are_merged_as_far_apart_as_they_are_left(columns: int) -> N
 
 @pytest.mark.parametrize(
     ("columns", "column_parts", "worker"),
-    [(512, 8, 256), (512, 4, 256), (512, 2, 256), (512, 4, 32), (512, 1, 32), (384, 8, 256), (128, 8, 256)],
+    [
+        (512, 8, 256),
+        (512, 4, 256),
+        (512, 2, 256),
+        (512, 1, 256),
+        (512, 4, 32),
+        (512, 1, 32),
+        (384, 8, 256),
+        (128, 8, 256),
+    ],
 )
 def test_what_a_worker_fetches_fits_the_shared_memory(columns: int, column_parts: int, worker: int) -> None:
     """The words of each part, log-sum-exp and scale of two rows and halves, and a factor for each."""
@@ -65,7 +74,7 @@ def test_what_a_worker_fetches_fits_the_shared_memory(columns: int, column_parts
     )
 
 
-@pytest.mark.parametrize("column_parts", [2, 4, 8])
+@pytest.mark.parametrize("column_parts", [1, 2, 4, 8])
 def test_two_merging_blocks_fit_a_multiprocessor(column_parts: int) -> None:
     """As many as the grid counts on, with the static shared memory beside what is asked for."""
     signature = merging(PAIRED_PARTIALS, 512, column_parts, PAIRED_PARTIALS.threads)

@@ -10,7 +10,7 @@ import bisect
 import itertools
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -101,7 +101,10 @@ def cuts_of(config: Config, items: list[Item], begins: list[int], total: int) ->
     payload, length, pieces = max(least, -(-end // config.slices)), 0, 0
     if longest == shortest and not config.chunk:
         share = max(config.min_tiles, -(-total // config.slices))
-        parts = longest // share
+        parts, most = longest // share, -(-longest // share)
+        pieces_fit = len(items) * most <= config.slices and -(-longest // most) >= config.min_tiles
+        if pieces_fit and parts >= 2:
+            parts = most
         snapped = -(-longest // parts) if parts else -(-share // longest) * longest
         if snapped - share <= share // 16:
             payload, length, pieces, end = snapped, longest, parts, total
@@ -268,7 +271,30 @@ def test_a_prefill_is_shared_out_by_cost(heads: int, slices: int) -> None:
     assert max(spent) <= 1.15 * sum(spent) / slices
 
 
-def test_the_kernel_keeps_a_cut_inside_its_item() -> None:
-    """The model above is only worth something while the kernel has the line that it models."""
+def pieces_of(config: Config, batch: int, tiles: int) -> list[int]:
+    """Return the tiles of each slice of a decode whose requests have so many tiles each."""
+    items = items_of(config, list(range(batch + 1)), [tiles * config.kv_tile - 1] * batch)
+    cuts = cuts_of(config, items, [n * tiles for n in range(batch)], batch * tiles)
+    return [b - a for (_, _, a), (_, _, b) in itertools.pairwise(cuts) if b > a]
+
+
+def test_equal_items_are_cut_alike_where_there_is_a_slice_for_each_piece() -> None:
+    small = Config(heads=64, slices=66, min_tiles=2, item_cost=12)
+    assert pieces_of(small, 1, 157) == [3] * 52 + [1]
+    assert pieces_of(small, 3, 16) == [2] * 24
+    assert pieces_of(replace(small, slices=33), 3, 32) == ([3] * 10 + [2]) * 3
+    assert pieces_of(Config(heads=16), 2, 1001) == ([16] * 62 + [9]) * 2
+
+
+@pytest.mark.parametrize("tiles", [5, 6, 7])
+def test_a_piece_is_not_shorter_than_a_slice_but_for_the_last_of_many(tiles: int) -> None:
+    """An item of less than two slices is not cut, nor are all pieces made too short for one more."""
+    assert pieces_of(Config(heads=64), 40, tiles) == [tiles] * 40
+    assert min(pieces_of(Config(heads=64), 1, 9)[:-1]) >= 4
+
+
+def test_the_kernel_has_the_lines_that_the_model_is_of() -> None:
     source = Path(ROOT / "schedule.cu").read_text(encoding="utf-8")
     assert "min((i64)(s - item * c.pieces) * c.payload, (i64)c.length)" in source
+    assert "longest / 2 >= payload && piece >= p.min_tiles &&" in source
+    assert "(i64)((u32)tiles / (u32)longest) * enough <= p.slices" in source

@@ -22,6 +22,7 @@ from paged_cuda.split_plan import (
     PAIRED_PARTIALS,
     ROW_PARTIALS,
     TALL_PARTIALS,
+    Apart,
     CombineShape,
     Partials,
     SplitSizes,
@@ -212,6 +213,7 @@ SIZES = st.builds(
     st.sampled_from([SplitShape(16, 32, 4), NarrowShape(8), SplitShape(64, 16, 5, producer_warps=0)]),
     blocks=st.integers(1, 600),
     split_rows=st.sampled_from([0, 64, 1024]),
+    apart=st.sampled_from([None, Apart(256, 64), Apart(100_000, 64)]),
 )
 
 
@@ -221,6 +223,7 @@ def test_sizes_cover_the_bounds(sizes: SplitSizes) -> None:
     assert ROW_PARTIALS.lines(sizes.item_rows) == sizes.item_rows
     assert 2 * PAIRED_PARTIALS.lines(sizes.item_rows) >= sizes.item_rows
     assert sizes.slots >= (sizes.max_items if sizes.chunk else 2 * sizes.slices)
+    assert sizes.left == 0 or sizes.left >= sizes.slices * sizes.row_tiles
 
 
 @given(
@@ -234,7 +237,7 @@ def test_combine_workers_stay_inside_the_list(
 ) -> None:
     """A worker reads its first entry of the list, and from a live one the entry of its next task."""
     lines = partials.lines(sizes.item_rows)
-    shape = CombineShape.of(sizes.cut_items * lines, v_head_size, most, partials)
+    shape = CombineShape.of(sizes.cut_items * lines, v_head_size, most, partials, apart=sizes.left > 0)
     columns = padded_v_head_size(v_head_size) // shape.column_parts
     assert columns % 16 == 0
     assert columns * shape.column_parts == padded_v_head_size(v_head_size)
@@ -312,20 +315,6 @@ def test_attend_leaves_room_for_a_block_of_combine(sizes: tuple[int, int], dtype
     assert own * shape.threads + max(combine) * ROW_PARTIALS.threads <= 65_536
     static = 5120  # of combine, at most
     assert shape.shared_bytes(*sizes) + static + 2 * 1024 <= 233_472
-
-
-@pytest.mark.parametrize(
-    ("row_tile", "capability", "leave"),
-    [(16, (9, 0), 1), (16, (8, 0), 0), (16, (10, 0), 0), (32, (9, 0), 1), (64, (9, 0), 0)],
-)
-def test_keys_leave_the_l2_first_where_that_was_measured(
-    row_tile: int, capability: tuple[int, int], leave: int
-) -> None:
-    """On Hopper, and not from tall tiles, which load for themselves."""
-    gpu = replace(FAKE_GPU, capability=capability)
-    options = PathOptions(row_tile=row_tile)
-    step = choose_path(call_of(16, 576, 512), BOUNDS, gpu, kernel="sm80", options=options)
-    assert step.attend.constants["evict_keys_first"] == leave
 
 
 @pytest.mark.parametrize(

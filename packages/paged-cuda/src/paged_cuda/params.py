@@ -66,7 +66,6 @@ _INTEGERS = (
     "max_items",
     "max_parts",
     "combine_entries",
-    "evict_keys_first",
     "schedule_settled",
 )
 _FLOATS = ("scale", "softcap")

@@ -22,6 +22,7 @@ from paged_cuda.sm90_shape import (
 from paged_cuda.small_steps import small_pairs
 from paged_cuda.split_plan import (
     PAIRED_PARTIALS,
+    Apart,
     Costs,
     SplitSizes,
     padded_v_head_size,
@@ -43,9 +44,8 @@ _COSTS = {
     (64, 1): Costs(min_rows=128, item_rows=192, slow_tile=5),
     (64, 2): Costs(min_rows=128, item_rows=192, slow_tile=4),
 }
-# Where one row tile reads a request's keys they may leave the L2 cache first: 1 to 5 % less time, but
-# with 512 columns 1 to 3 % more where items are not cut (docs/measurements/h200-sm90-log.md, run 16).
-MAX_COLUMNS_EVICTED = 384
+# Measured in small steps with one row tile and with two (docs/measurements/h200-sm90-log.md, run 17).
+_APART = Apart(most_rows=256, min_rows=64)
 # From how many query rows of a request on this path is faster than `sm80`, by padded value columns: what the
 # records h200-standard-sm80.json and h200-standard-sm90.json show; a test holds it to them.
 FEWEST_ROWS = {128: 17, 256: 17, 384: 17, 512: 17}
@@ -111,7 +111,7 @@ class HopperPath:
             costs=replace(costs, slow_rows=terms),
             partials=PAIRED_PARTIALS,
             query_channels=(first, width),
-            evict_keys_first=padded_v_head_size(v_head_size) <= MAX_COLUMNS_EVICTED,
+            apart=_APART,
             own_regions={"progress": 8},
             description=f"row tile {ROW_TILE}, KV tile {shape.kv_tile}, {shape.stages} stages, wgmma",
         )

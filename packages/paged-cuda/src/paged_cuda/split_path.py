@@ -84,8 +84,6 @@ class SplitPath:
             costs=_COSTS,
             partials=ROW_PARTIALS if shape.row_tile == 16 else TALL_PARTIALS,
             query_channels=(call.rotary_offset, call.rotary_dim or 0) if call.rotary else (0, 0),
-            # Measured on Hopper, of the kernels whose warps only load.
-            evict_keys_first=properties.capability == (9, 0) and shape.producer_warps > 0,
             description=_describe(shape),
         )
 

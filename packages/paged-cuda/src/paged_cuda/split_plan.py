@@ -1,15 +1,16 @@
 """What every split-KV path shares: the sizes that bounds fix, the scratch memory, schedule and combine.
 
-The grid is as many slices as the GPU runs blocks; the device cuts the step's KV tiles into them from the
-lengths it finds (`kernels/schedule.cu`). A slice leaves at most two partials, whatever the batch, so the
-workspace does not grow with it. With a fixed split the cut points of a sequence depend on that sequence
-alone: its output has the same bits in any batch, at the price of one partial a part.
+The grid is as many slices as the GPU runs blocks, or half of that in small steps (see `Apart`); the device
+cuts the step's KV tiles into them from the lengths it finds (`kernels/schedule.cu`). A slice leaves at most
+two partials, whatever the batch, so the workspace does not grow with it. With a fixed split the cut points of
+a sequence depend on that sequence alone: its output has the same bits in any batch, at the price of one
+partial a part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from paged_cuda.bounds import INT32_MAX, Bounds
@@ -131,6 +132,29 @@ def padded_v_head_size(v_head_size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Apart:
+    """Small steps in which attend leaves half of its places to combine, where no blocks of the two share one.
+
+    Combine's blocks can then wait in their places until attend is done, and the next attend's until combine
+    is, in place of starting only then.
+
+    Attributes:
+        most_rows: KV rows that a slice may have, times the row tiles that read them.
+        min_rows: KV rows that a slice has at least.
+    """
+
+    most_rows: int
+    min_rows: int
+
+    def slices(self, rows: int, blocks: int, row_tiles: int) -> int:
+        """Return the slices of a step whose items have at most `rows` KV rows, or 0 if it is too large."""
+        most = min(blocks // 2 // row_tiles, MAX_SLICES)
+        if most * self.most_rows < rows * row_tiles:
+            return 0
+        return min(most, -(-rows // self.min_rows))
+
+
+@dataclass(frozen=True, slots=True)
 class SplitSizes:
     """Everything that the bounds fix.
 
@@ -144,6 +168,7 @@ class SplitSizes:
         cut_items: The most items that can be cut, or are taken at once under a fixed split.
         combine_entries: Ends of the list of cut items that the combine kernel may look at; more than its
             workers reach over at once.
+        left: Places of blocks that are left to combine; 0: none.
     """
 
     row_tiles: int
@@ -154,22 +179,35 @@ class SplitSizes:
     slots: int
     cut_items: int
     combine_entries: int
+    left: int = 0
 
     @classmethod
-    def of(cls, heads: int, bounds: Bounds, tiles: Tiles, *, blocks: int, split_rows: int) -> SplitSizes:
+    def of(
+        cls,
+        heads: int,
+        bounds: Bounds,
+        tiles: Tiles,
+        *,
+        blocks: int,
+        split_rows: int,
+        apart: Apart | None = None,
+    ) -> SplitSizes:
         """Derive the sizes for `heads` query heads on a GPU that runs `blocks` blocks at once."""
         tall = heads >= tiles.row_tile
         row_tiles = -(-heads // tiles.row_tile) if tall else 1
         item_rows = heads if tall else tiles.row_tile
-        slices = max(1, min(blocks // row_tiles, MAX_SLICES))
-        if tall:
-            max_items = bounds.max_tokens
-        else:
+        max_items = bounds.max_tokens
+        if not tall:  # tokens of a request share an item
             max_items = -(-bounds.max_tokens * heads // tiles.row_tile) + bounds.max_batch
         chunk = split_rows // tiles.kv_tile
+        few = 0
+        if apart and not chunk:
+            few = apart.slices(min(max_items, bounds.max_tokens) * bounds.max_context, blocks, row_tiles)
+        slices = few or max(1, min(blocks // row_tiles, MAX_SLICES))
         slots = max_items * (bounds.max_context // split_rows + 2) if chunk else 2 * slices
         cut = min(max_items, 2048 if chunk else slices)
-        return cls(row_tiles, item_rows, slices, max_items, chunk, slots, cut, cut + 2)
+        left = blocks - few * row_tiles if few else 0
+        return cls(row_tiles, item_rows, slices, max_items, chunk, slots, cut, cut + 2, left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,14 +225,17 @@ class CombineShape:
     grid: int
 
     @classmethod
-    def of(cls, lines: int, v_head_size: int, multiprocessors: int, partials: Partials) -> CombineShape:
+    def of(
+        cls, lines: int, v_head_size: int, multiprocessors: int, partials: Partials, *, apart: bool = False
+    ) -> CombineShape:
         """Cut the columns until all blocks are busy, for the `lines` (rows, or pairs) that may be cut.
 
         Few lines lie in many parts each, which a whole block takes at once; of many lines each has few parts,
-        and a warp takes it, or half of one.
+        and a warp takes it, or half of one. Where combine is `apart` (see `Apart`) its blocks should all find
+        a place at once.
         """
         groups = padded_v_head_size(v_head_size) // 128
-        whole = [(n, partials.threads) for n in (8, 4, 2)]
+        whole = [(n, partials.threads) for n in ((8, 4, 2, 1) if apart else (8, 4, 2))]
         warps = [(n, 32) for n in (4, 2, 1) if groups % n == 0]
         if groups == 1 and partials.halves:
             warps.append((1, 16))
@@ -218,7 +259,7 @@ def split_plan(
     costs: Costs,
     partials: Partials,
     query_channels: tuple[int, int],
-    evict_keys_first: bool,
+    apart: Apart | None = None,
     own_regions: Mapping[str, int] | None = None,
     description: str,
 ) -> PathPlan:
@@ -236,7 +277,7 @@ def split_plan(
         partials: How it leaves its partials.
         query_channels: First and number of the channels of a query head that append writes, rotated, for the
             kernel; (0, 0): none.
-        evict_keys_first: Whether keys that one row tile reads leave the L2 cache before other bytes do.
+        apart: In which steps attend leaves half of the multiprocessors to combine; None: in none.
         own_regions: Bytes of further regions of the workspace, by name, that the attend kernel needs.
         description: The tiles, in words.
 
@@ -250,7 +291,9 @@ def split_plan(
     if rows > INT32_MAX - 64:
         raise ArgumentMismatch("bounds", "max_tokens * num_heads", rows, f"at most {INT32_MAX - 64}")
     blocks = multiprocessors * blocks_per_multiprocessor
-    sizes = SplitSizes.of(call.num_heads, bounds, tiles, blocks=blocks, split_rows=split_rows)
+    sizes = SplitSizes.of(call.num_heads, bounds, tiles, blocks=blocks, split_rows=split_rows, apart=apart)
+    if apart and sizes.left:
+        costs = replace(costs, min_rows=apart.min_rows)
     tiles_at_most = bounds.max_context // tiles.kv_tile + 2
     most = sizes.max_items * (tiles_at_most if sizes.chunk else costs.most(tiles_at_most, tiles.kv_tile))
     if most > INT32_MAX:
@@ -266,7 +309,7 @@ def split_plan(
         schedule=True,
     )
     lines = sizes.cut_items * partials.lines(sizes.item_rows)
-    merge = CombineShape.of(lines, v_head_size, multiprocessors, partials)
+    merge = CombineShape.of(lines, v_head_size, sizes.left or multiprocessors, partials, apart=sizes.left > 0)
     combine = LaunchSpec(
         partials.signature(
             dtype,
@@ -290,7 +333,6 @@ def split_plan(
         "max_items": sizes.max_items,
         "max_parts": sizes.slots if sizes.chunk else 0,
         "combine_entries": sizes.combine_entries,
-        "evict_keys_first": int(evict_keys_first),
         "query_first": query_channels[0],
         "query_width": query_channels[1],
     }

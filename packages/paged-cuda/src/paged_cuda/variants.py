@@ -75,9 +75,17 @@ OPT_IN_BYTES = {"sm_80": 166_912, "sm_86": 101_376, "sm_89": 101_376, "sm_120": 
 _HOPPER_BYTES = 232_448
 
 
-# The tallest tile of the widest rows uses all registers there are: NVRTC 13.0 keeps 8 bytes of it in memory
-# on sm_100, 13.5 does not. (head_size, row_tile): bytes.
-_LOCAL_BYTES = {(576, 64): 8}
+# What NVRTC 13.0 keeps in local memory on sm_100, and 13.5 does not: three words of the tallest tile of the
+# widest rows, which uses all registers there are, read once a tile; and as many of what a warp of `combine`
+# knows of a line of 192 columns, read before and after its parts.
+_LOCAL_BYTES = 16
+
+
+def _local_bytes(signature: KernelSignature) -> int:
+    constants = dict(signature.constants)
+    tallest = (constants.get("HEAD_SIZE"), constants.get("ROW_TILE")) == (576, 64)
+    ragged = signature.kernel == "combine" and constants["V_HEAD_SIZE"] == 192
+    return _LOCAL_BYTES if tallest or ragged else 0
 
 
 def _split() -> list[Variant]:
@@ -87,7 +95,7 @@ def _split() -> list[Variant]:
             for signature in _split_signatures(dtype, OPT_IN_BYTES.get(architecture, _HOPPER_BYTES)):
                 where.setdefault(signature, []).append(architecture)
     return [
-        _limited(signature, tuple(dict.fromkeys(shipped)), _LOCAL_BYTES.get(_size_and_tile(signature), 0))
+        _limited(signature, tuple(dict.fromkeys(shipped)), _local_bytes(signature))
         for signature, shipped in where.items()
     ]
 
@@ -106,18 +114,14 @@ def _limited(signature: KernelSignature, architectures: tuple[str, ...], local_b
     return Variant(signature, local_bytes, most, architectures)
 
 
-def _size_and_tile(signature: KernelSignature) -> tuple[int, int]:
-    constants = dict(signature.constants)
-    return constants.get("HEAD_SIZE", 0), constants.get("ROW_TILE", 0)
-
-
 def _combines(
     partials: Partials, dtype: ElementType, sizes: tuple[int, int], row_tile: int
 ) -> Iterator[KernelSignature]:
     whole = sizes in _TALL_HEAD_SIZES
     groups = padded_v_head_size(sizes[1]) // 128
     warps = [(parts, 32) for parts in (1, 2, 4) if groups % parts == 0 and (whole or parts == 1)]
-    few = [(parts, partials.threads) for parts in ((2, 4, 8) if whole else (8,))]
+    least = 1 if partials.paired else 2  # blocks for a line: one where combine is apart
+    few = [(parts, partials.threads) for parts in sorted({least, 2, 4, 8}) if parts == 8 or whole]
     halves = [(1, 16)] if groups == 1 and partials.halves else []
     for column_parts, worker in [*warps, *halves, *few]:
         yield partials.signature(dtype, sizes[1], row_tile=row_tile, column_parts=column_parts, worker=worker)

@@ -8,7 +8,7 @@
 // register each: the code stays short, which counts, as it is fetched anew after each attend kernel. Their log-sum-exps and scales come
 // first: while the parts are on their way, they become one factor for each part, row and half of the columns. Then a group adds its
 // parts in order, and the groups are added. Where an item has more parts than fit, what was added is rescaled.
-// No block fits a multiprocessor beside one of the wgmma kernel.
+// No block fits a multiprocessor beside one of the wgmma kernel, which in small steps leaves half of them to this one.
 //
 // Macros: BF16 V_HEAD_SIZE ROW_TILE COLUMN_PARTS WORKER SHARED_BYTES
 #include "layout/output.cuh"

@@ -1,10 +1,10 @@
 // Cuts the step's work into equal slices, on the device, from the lengths. One block of THREADS threads.
 //
-// Equal slices: each gets ceil(tiles / slices) KV tiles, at least `min_tiles`. A cut costs a partial, so with items
-// of one length the payload is rounded to whole items or to whole fractions of one if that costs under 1/16. Else a slice is a
-// share of the items' cost, in thirds of a tile: an item's own for its query and its output, and that of
-// its tiles, of which those of a short item may be slower. Otherwise slices of many short items would end last, and a
-// prefill is full of them. A cut that would leave less than `min_tiles` on one side of it moves to that end of the item.
+// Equal slices: each gets ceil(tiles / slices) KV tiles, at least `min_tiles`. A cut costs a partial, so items of one length are cut
+// alike: in pieces of at most that, the last of which may be short, if there is a slice for each; else in whole fractions of an item or in
+// whole items, if that costs under 1/16. Else a slice is a share of the items' cost, in thirds of a tile: an item's own for its query and
+// its output, and that of its tiles, of which those of a short item may be slower. Otherwise slices of many short items would end last,
+// and a prefill is full of them. A cut that would leave less than `min_tiles` on one side of it moves to that end of the item.
 // Fixed split (`chunk` > 0): an item is cut at multiples of `chunk` KV tiles counted from position 0, so how its sums are
 // split depends on its own request alone (batch invariance).
 //
@@ -128,6 +128,8 @@ __device__ __forceinline__ Cuts cuts_of(const AttentionParams& p, int costs, int
   if (p.chunk) return {share(p, costs, p.min_tiles), costs, 0, 0};
   if (longest == shortest) {
     const int payload = share(p, tiles, p.min_tiles);
+    const int enough = (u32)(longest + payload - 1) / (u32)payload, piece = (u32)(longest + enough - 1) / (u32)enough;
+    if (longest / 2 >= payload && piece >= p.min_tiles && (i64)((u32)tiles / (u32)longest) * enough <= p.slices) return {piece, tiles, longest, enough};
     const int pieces = (u32)longest / (u32)payload;
     const int snapped = pieces ? (u32)(longest + pieces - 1) / (u32)pieces
                                : (u32)(payload + longest - 1) / (u32)longest * longest;

@@ -28,6 +28,7 @@ constexpr int kScoreTiles = KV_TILE / 8;              // n8 tiles of S
 constexpr int kColumnTiles = kVPadded / 16;           // n16 tiles of the output
 constexpr int kWarpRows = ROW_TILE / CONSUMER_WARPS;  // output rows that a warp merges
 
+constexpr bool kLeavesRoom = HEAD_SIZE <= 192;        // of registers, for a block of the combine kernel
 constexpr int kMergePitch = kVPadded + 8;             // words: 8 mod 32, conflict-free float2 stores
 constexpr int kKvOffset = 0;
 constexpr int kQueryOffset = kKvOffset + STAGES * KV_TILE * kRowBytes;
@@ -180,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
   __syncthreads();
   if (start.count == 0) {
     wait_for_previous_kernels();
-    if (p.starts[p.slices / 2].count > 0) hold_place();   // where most have nothing to do, there is room enough
+    if (kLeavesRoom && p.starts[p.slices / 2].count > 0) hold_place();   // where most have nothing to do, there is room enough
     return;
   }
   if (warp >= CONSUMER_WARPS) {

@@ -10,7 +10,7 @@
 //   outputs  (warpgroups 1, 2) O += P V, half of the columns each; V is the very tile that was K, read transposed
 //   loading  (warp 12)         walks the slice, issues all copies; where a page fills only part of a tile, each slab of each page is a
 //                              copy of its own, and warp 13 walks along and issues half of them. Warp 14 keeps it level with other
-//                              blocks (sm90/pace.cuh), warp 15 leaves at once
+//                              blocks (sm90/pace.cuh), warp 15 asks for the first keys ahead of time
 // With scores on one warpgroup and O on two there is no exchange of P or of maxima between warpgroups, and Q can leave shared
 // memory, which pays for a deep ring of small tiles.
 //
@@ -54,6 +54,7 @@
 #include "ptx/cache_policy.cuh"
 #include "ptx/dependency.cuh"
 #include "ptx/matrix.cuh"
+#include "ptx/prefetch.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/store_matrix.cuh"
 #include "ptx/tensor_copy.cuh"
@@ -70,6 +71,11 @@ constexpr bool kDual = kVPadded == 128 && kQuerySlabs <= 4;   // two warpgroups 
 constexpr int kColumns = kVPadded / 2;                  // of an output warpgroup, or of each half of the only one
 constexpr int kAhead = kQuerySlabs >= 6 ? 2 : 1;        // slabs of the next tile's scores that are issued before this tile's are complete
 constexpr int kFragments = 8;
+constexpr int kEarlyRows = 64;                          // of keys that a slice asks for before it may load them
+// What is measured to pay: keys leave the L2 cache first where one row tile reads them, but not with 512 columns; outputs stay there where
+// they are few, of one row tile, and behind few keys.
+constexpr bool kKeysLeave = kVPadded < 512;
+constexpr int kStayingTiles = 4096 / KV_TILE, kStayingRows = (1 << 24) / (2 * kVPadded);
 constexpr int kScoreThreads = 128, kScoreWarps = 4, kOutputWarps = kDual ? 4 : 8;
 constexpr int kReleases = 8;                            // arrivals that free a stage
 constexpr float kLazy = 8.f;
@@ -253,12 +259,22 @@ __device__ __forceinline__ void load_query(const Walk& walk, const TensorMaps& m
   }
 }
 
+// One warp asks for the slice's first keys, as far as its first 32 pages go, while the kernels before this one still run; a lane for each
+// run of rows that follow each other.
+__device__ __forceinline__ void prefetch_keys(const AttentionParams& p, int start_word) {
+  const Walk walk(p, start_word);
+  const int run = min(1 << p.block_shift, KV_TILE), begin = walk.tile * KV_TILE, position = begin + lane_now() * run, entry = position >> p.block_shift;
+  const int end = min(min(walk.tile_end, walk.tile + walk.left) * KV_TILE, min(begin + kEarlyRows, walk.kv_end())), page = __shfl_sync(~0u, walk.pages, entry & 31);
+  if (p.row_stride == HEAD_SIZE && position < end && entry >> 5 == walk.chunk_of(walk.tile) && (u32)page < (u32)p.num_blocks)
+    prefetch_bytes(p.key_cache + (i64)page * p.page_stride + (i64)(position & ((1 << p.block_shift) - 1)) * HEAD_SIZE, min(run, end - position) * HEAD_SIZE * 2);
+}
+
 // kLead: the warp that says what arrives where; the other one only issues its half of the copies.
 template <bool kLead>
 __device__ __forceinline__ void load(const AttentionParams& p, const TensorMaps& maps, const Shared& shared, int start_word) {
   Walk walk(p, start_word);
   const bool paced = one_tile_reads(p, kRows);
-  const u64 policy = key_policy(p.evict_keys_first && paced);
+  const u64 policy = leaving_first();
   wait_for_previous_kernels();
   Ring ring;
   ring.phase = 1;
@@ -296,8 +312,10 @@ __device__ __forceinline__ void load(const AttentionParams& p, const TensorMaps&
       __syncwarp();
       if (row < (kLead && half ? half : KV_TILE)) {
         const int slab = slabs == 1 ? lane % kSlabs : 0;
-        copy_box(shared.stage(ring.stage) + slab * kSlabBytes + row * 128, maps.key_cache, shared.full(ring.stage), slab * 64,
-                 (walk.tile * KV_TILE + row) & ((1 << p.block_shift) - 1), 0, page, policy);
+        const u32 to = shared.stage(ring.stage) + slab * kSlabBytes + row * 128;
+        const int y = (walk.tile * KV_TILE + row) & ((1 << p.block_shift) - 1);
+        if (kKeysLeave && paced) copy_box(to, maps.key_cache, shared.full(ring.stage), slab * 64, y, 0, page, policy);
+        else copy_box(to, maps.key_cache, shared.full(ring.stage), slab * 64, y, 0, page);
       }
       ring.advance();
       if (new_chunk) walk.look_ahead();
@@ -732,7 +750,8 @@ __device__ __forceinline__ void transpose_quad(u32* v, int lane) {
 // One of a thread's two rows, of which the columns below V_HEAD_SIZE exist. A negative factor marks a row that is not stored; its
 // lanes still take part in the exchange. What is not aligned stands apart from what is, whose code is then fetched in a row.
 template <bool kVectors>
-__device__ __forceinline__ void store_row(u16* row, const float* out, int first_column, int half, float inverse, int lane) {
+__device__ __forceinline__ void store_row(u16* row, const float* out, int first_column, int half, float inverse, int lane, u64 policy) {
+  u16* const own = row + first_column + (lane & 3) * 8;
 #pragma unroll
   for (int g = 0; g < kColumns / 8; g += 4) {
     u32 v[4];
@@ -740,8 +759,8 @@ __device__ __forceinline__ void store_row(u16* row, const float* out, int first_
     for (int e = 0; e < 4; e++) v[e] = pack_pair(out[4 * (g + e) + half * 2] * inverse, out[4 * (g + e) + half * 2 + 1] * inverse);
     if constexpr (kVectors) {
       transpose_quad(v, lane);
-      const int column = first_column + g * 8 + (lane & 3) * 8;
-      if (inverse >= 0.f && (V_HEAD_SIZE == kVPadded || column < V_HEAD_SIZE)) *(uint4*)(row + column) = make_uint4(v[0], v[1], v[2], v[3]);
+      if (inverse >= 0.f && (V_HEAD_SIZE == kVPadded || first_column + g * 8 + (lane & 3) * 8 < V_HEAD_SIZE))
+        store_words((u32*)(own + g * 8), policy, v[0], v[1], v[2], v[3]);
     } else {
 #pragma unroll
       for (int e = 0; e < 4; e++) {
@@ -754,18 +773,24 @@ __device__ __forceinline__ void store_row(u16* row, const float* out, int first_
   }
 }
 __device__ __forceinline__ void store_output(const AttentionParams& p, const float* out, i64 row0, int row, int rows, int first_column, float inverse0,
-                                             float inverse1, int lane) {
+                                             float inverse1, bool stays) {
+  const int lane = lane_now();
+  const u64 policy = staying_if(stays);
   u16* const at0 = p.output + packed_row_offset((u32)(row0 + min(row, rows - 1)), p.num_heads, p.output_stride, V_HEAD_SIZE);
   u16* const at1 = p.output + packed_row_offset((u32)(row0 + min(row + 8, rows - 1)), p.num_heads, p.output_stride, V_HEAD_SIZE);
   if (row >= rows) inverse0 = -1.f;
   if (row + 8 >= rows) inverse1 = -1.f;
   if (likely(V_HEAD_SIZE % 8 == 0 && p.output_stride % 8 == 0 && (u64)p.output % 16 == 0)) {
-    store_row<true>(at0, out, first_column, 0, inverse0, lane);
-    store_row<true>(at1, out, first_column, 1, inverse1, lane);
+    store_row<true>(at0, out, first_column, 0, inverse0, lane, policy);
+    store_row<true>(at1, out, first_column, 1, inverse1, lane, policy);
   } else {
-    store_row<false>(at0, out, first_column, 0, inverse0, lane);
-    store_row<false>(at1, out, first_column, 1, inverse1, lane);
+    store_row<false>(at0, out, first_column, 0, inverse0, lane, policy);
+    store_row<false>(at1, out, first_column, 1, inverse1, lane, policy);
   }
+}
+
+__device__ __forceinline__ bool output_stays(const AttentionParams& p, u32 fragment) {
+  return p.row_tiles == 1 && Shared::word(fragment, kItemTiles) <= kStayingTiles && (i64)p.tokens * p.num_heads <= kStayingRows;
 }
 
 // Rows `at` and `at` + 8 of a partial; those behind the item's last are stored with it, and never read.
@@ -786,11 +811,11 @@ __device__ __forceinline__ void store_partial(const AttentionParams& p, const fl
   if (!live) return;
   const float factor0 = fixed_factor(most0), factor1 = fixed_factor(most1);
   u32* const words = partial_words(p, at, first_column, lane & 3);
-  const u64 policy = partial_policy(p.chunk == 0);
+  const u64 policy = staying_if(p.chunk == 0);   // else there may be any number of them
 #pragma unroll
   for (int g = 0; g < kColumns / 8; g += 2)
-    store_partial_words(words + g / 2 * 128, policy, pack_fixed(out[4 * g], out[4 * g + 1], factor0), pack_fixed(out[4 * g + 2], out[4 * g + 3], factor1),
-                        pack_fixed(out[4 * g + 4], out[4 * g + 5], factor0), pack_fixed(out[4 * g + 6], out[4 * g + 7], factor1));
+    store_words(words + g / 2 * 128, policy, pack_fixed(out[4 * g], out[4 * g + 1], factor0), pack_fixed(out[4 * g + 2], out[4 * g + 3], factor1),
+                pack_fixed(out[4 * g + 4], out[4 * g + 5], factor0), pack_fixed(out[4 * g + 6], out[4 * g + 7], factor1));
   if (lane & 3) return;
   partial_facts(p, at, half)[1] = fixed_scale(most0) * inverse0;
   partial_facts(p, at + 8, half)[1] = fixed_scale(most1) * inverse1;
@@ -851,7 +876,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const Shared& s
     }
     const int row0 = Shared::word(fragment, kRow0), rows = Shared::word(fragment, kLiveRows), slot = Shared::word(fragment, kSlot);
     if (slot < 0) {
-      store_output(p, out, row0, row, rows, first_column, inverse0, inverse1, lane);
+      store_output(p, out, row0, row, rows, first_column, inverse0, inverse1, output_stays(p, fragment));
     } else {
       store_partial(p, out, ((u32)slot * p.row_tiles + blockIdx.x) * kRows + row, first_column, half, inverse0, inverse1, lane, row < rows);
     }
@@ -937,7 +962,7 @@ __device__ __forceinline__ void attend_streams(const AttentionParams& p, const S
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       float* const out = even + half * (kColumns / 2);
-      if (slot < 0) store_output(p, out, row0, row, rows, half * kColumns, inverse[0], inverse[1], lane);
+      if (slot < 0) store_output(p, out, row0, row, rows, half * kColumns, inverse[0], inverse[1], output_stays(p, fragment));
       else store_partial(p, out, at, half * kColumns, half, inverse[0], inverse[1], lane, row < rows);
     }
   }
@@ -970,7 +995,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
   if (!p.schedule_settled) wait_for_previous_kernels();
   let_next_kernel_start();
   int start_word = 0;
-  if (thread >= 384 && thread < 448) {
+  if (thread >= 384) {
     start_word = ((const i32*)(p.starts + blockIdx.y))[thread & 15];
     if (thread < 400) store_s32(shared.base + kStartOffset + 4 * (thread & 15), start_word);
   }
@@ -984,6 +1009,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) SYMBOL(const __grid_co
     set_registers<LOADING_REGISTERS>();
     const int warp = same_in_warp(thread >> 5);
     if (warp == 12) load<true>(p, maps, shared, start_word);
+    else if (warp == 15 && p.schedule_settled && blockIdx.x == 0) prefetch_keys(p, start_word);
     else if (warp == 13 && 1 << p.block_shift < KV_TILE) load<false>(p, maps, shared, start_word);
     else if (warp == 14 && one_tile_reads(p, kRows)) {
       wait_for_previous_kernels();

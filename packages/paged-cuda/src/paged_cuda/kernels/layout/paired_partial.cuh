@@ -16,9 +16,3 @@ __device__ __forceinline__ u32* partial_words(const AttentionParams& p, u32 at, 
   return (u32*)p.partial_output + (u64)(at / 16) * (8 * kVPadded) + column / 16 * 128 + (at % 8) * 16 + lane_of_row * 4;
 }
 __device__ __forceinline__ float* partial_facts(const AttentionParams& p, u32 at, int half) { return p.partial_facts + (u64)at * kFacts + half * 2; }
-
-// All four at once: the compiler would split a plain store where registers are short.
-__device__ __forceinline__ void store_partial_words(u32* at, u64 policy, u32 a, u32 b, u32 c, u32 d) {
-  asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"((u64)at), "r"(a), "r"(b), "r"(c), "r"(d), "l"(policy)
-               : "memory");
-}

@@ -57,7 +57,7 @@ struct AttentionParams {
   i32 row_tiles;
   i32 row_tile;
   i32 kv_tile_shift;     // log2(KV rows of a tile)
-  i32 min_tiles;         // of a slice
+  i32 min_tiles;         // of a slice, but for the last piece of an item
   i32 item_cost;         // of an item beside its tiles, in thirds of one
   i32 slow_tiles;        // items with at most so many tiles take longer for each
   i32 slow_cost;         // of such a tile, in thirds of one
@@ -65,7 +65,6 @@ struct AttentionParams {
   i32 max_items;
   i32 max_parts;         // of all items together, fixed split
   i32 combine_entries;   // splits that the combine kernel takes at a time
-  i32 evict_keys_first;  // 1: keys that one row tile reads leave the L2 cache before other bytes do
   i32 schedule_settled;  // 1: the schedule was complete before the previous kernel began
   float scale;
   float softcap;  // <= 0: off

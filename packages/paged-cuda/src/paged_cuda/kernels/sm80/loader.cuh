@@ -17,6 +17,7 @@
 
 constexpr int kRowsPerPass = kLoaders / 8 < KV_TILE ? kLoaders / 8 : KV_TILE;   // eight threads take 128 bytes of a row
 constexpr int kStageArrivals = kLoaders + kRowsPerPass, kQueryArrivals = kLoaders + 1;
+constexpr bool kKeysLeave = ROW_TILE == 16 && __CUDA_ARCH__ == 900;   // the L2 cache first, where that is measured to pay
 constexpr int kEarlyRows = 65536 / (HEAD_SIZE * 2);   // of keys that a slice asks for before it may load them
 static_assert(KV_TILE == 16 || KV_TILE == 32 || KV_TILE == 64, "load tiles");
 static_assert(kLoaders / 8 % KV_TILE == 0 || KV_TILE % (kLoaders / 8) == 0, "loader passes");
@@ -52,7 +53,7 @@ struct Loader {
   const AttentionParams& p;
   const u32 shared, full;
   const int thread, lane, row_tile;
-  const u64 policy;                // of keys, where warps only load: the tall tiles that load for themselves have no register for it
+  const u64 policy;
   Item item, next;                 // `next` only while next_is_ahead
   int index, tile, tile_end, left, first_position;
   int chunk, pages, pages_ahead;   // 32 block-table entries, one a lane: the current ones and the next
@@ -60,7 +61,7 @@ struct Loader {
 
   __device__ Loader(const AttentionParams& params, u32 shared_base, u32 full_barriers, int loader_thread, const SliceStart& start)
       : p(params), shared(shared_base), full(full_barriers), thread(loader_thread), lane(loader_thread & 31),
-        row_tile(blockIdx.x % params.row_tiles), policy(key_policy(params.evict_keys_first && one_tile_reads(params, ROW_TILE))), item(start.first), index(start.item), left(start.count) {
+        row_tile(blockIdx.x % params.row_tiles), policy(leaving_first()), item(start.first), index(start.item), left(start.count) {
     enter_item();
     tile += start.offset;
     chunk = chunk_of(tile);
@@ -120,7 +121,7 @@ struct Loader {
         const bool there = s * 8 + 8 <= kChunks || s * 8 + c < kChunks;
         const u16* const from = there ? source + s * 64 : p.key_cache;
         const u32 bytes = live && there ? 16u : 0u;
-        if (PRODUCER_WARPS > 0) copy_async_16(destination + s * 128, from, bytes, policy);
+        if (kKeysLeave) copy_async_16(destination + s * 128, from, bytes, policy);
         else copy_async_16(destination + s * 128, from, bytes);
       }
       if (c == 0 && s0 == 0) store_f32(shared + kMaskOffset + (stage * KV_TILE + row) * 4, live ? 0.f : kMasked);

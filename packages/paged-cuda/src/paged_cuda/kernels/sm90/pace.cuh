@@ -1,8 +1,8 @@
 // Keeping the blocks of a grid level.
 //
 // Where memory is the limit some multiprocessors get more of it than others: with equal slices the first block was done after five
-// sixths of the last one's time, and at the end the memory was half idle. So a block that is kFewTiles KV tiles or more ahead of
-// the average of all waits a little before it asks for more. That changes when bytes are fetched, never what is computed.
+// sixths of the last one's time, and at the end the memory was half idle. So a block waits a little before it asks for more, unless it is most
+// of a tile behind the average of all. That changes when bytes are fetched, never what is computed.
 //
 // One lane of a warp of its own counts the block's tiles and compares. The loading warp asks it for leave every kAskTiles
 // tiles, one ask ahead, so that its copies do not wait for an answer from far away. The wait ends after kMostLooks looks in any case:
