@@ -1,9 +1,9 @@
-"""Steps so small that 16-row tiles on mma.sync are done first, however many heads there are.
+"""Steps so small that 16-row tiles on mma.sync are done first, with up to 128 heads.
 
-The memory and the tensor cores are idle for most of such a step. A block of the mma.sync kernel with 16 rows
-leaves room on its multiprocessor for one of the combine kernel, and so for the next layer's block before
-this layer is done; no block fits beside one of wgmma. That this is why is not measured, only that it is
-faster. The price is that each 16 heads read the keys again.
+The memory and the tensor cores are idle for most of such a step, and a tile of 16 rows is done sooner than
+one of 64. Its block leaves room on its multiprocessor for one of the combine kernel; wgmma leaves half of the
+multiprocessors for that (`split_plan.Apart`). Which of the two is faster is measured, and not why. The price
+of low tiles is that each 16 heads read the keys again.
 """
 
 from __future__ import annotations
@@ -34,14 +34,13 @@ class SmallSteps:
 
 
 # By padded value columns: what the records h200-small-sm80.json and h200-small-sm90.json show of a layer and
-# of attention alone; a test holds it to them. Below 512 columns the layer sets the limit, as keys of `sm90`
-# leave the L2 cache first there; at 2,048 with 128 columns it is 2.5 % slower, within the noise. Up to 32
-# heads with 512 columns the limit is where the measuring ended.
+# of attention alone; a test holds it to them. Where both are within 3 % the step counts as small. Up to 32
+# heads with 512 and 128 columns the limit is where the measuring ended.
 SMALL_STEPS = {
-    128: SmallSteps(1, {64: 2_048}),
-    256: SmallSteps(64, {128: 1_024}),
-    384: SmallSteps(64, {64: 1_024}),
-    512: SmallSteps(64, {32: 16_384, 64: 6_144, 96: 4_096, 128: 2_048}),
+    128: SmallSteps(1, {32: 16_384, 64: 6_144}),
+    256: SmallSteps(1, {32: 8_192, 64: 4_096, 128: 1_024}),
+    384: SmallSteps(1, {32: 8_192, 64: 4_096}),
+    512: SmallSteps(16, {32: 16_384, 64: 4_096, 128: 1_024}),
 }
 
 
