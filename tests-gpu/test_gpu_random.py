@@ -29,7 +29,7 @@ HEAD_SIZES = [
     (8, 1),
 ]
 EXAMPLES = int(os.environ.get("PAGED_PARITY_EXAMPLES", "2000"))
-PROCESSES = min(8, os.cpu_count() or 1)
+PROCESSES = min(16, os.cpu_count() or 1)
 
 
 @st.composite
