@@ -34,6 +34,20 @@ def test_the_record_is_of_these_sources_or_the_pages_say_what_is_missing(record:
         assert "tests-gpu/parity-open.json" in page.read_text(encoding="utf-8"), page
 
 
+def test_the_sanitizers_ran_on_the_kernels_of_the_record(record: dict[str, Any]) -> None:
+    """Their counts stand in a file of their own, as they take longer than the parity run may."""
+    lines = (ROOT / "tests-gpu" / "sanitizer-record.txt").read_text(encoding="utf-8").splitlines()
+    assert f"# kernels: {record['sources_sha256']}" in lines
+    found = {line.partition(": ")[0]: line for line in lines if not line.startswith("#")}
+    assert set(found) == {
+        "memcheck",
+        "initcheck",
+        *(f"racecheck of {path}" for path in ("sm80", "sm90", "baseline")),
+    }
+    clean = [name for name, line in found.items() if "exit 0;" in line and "0 errors" in line]
+    assert set(clean) == set(found) - {"racecheck of sm90"}
+
+
 def test_every_variant_for_that_gpu_is_in_the_record(record: dict[str, Any]) -> None:
     if record["sources_sha256"] != sources_digest():
         assert OPEN.exists()

@@ -35,7 +35,7 @@ class SmallSteps:
 
 # By padded value columns: what the records h200-small-sm80.json and h200-small-sm90.json show of a layer and
 # of attention alone; a test holds it to them. Where both are within 3 % the step counts as small. Up to 32
-# heads with 512 and 128 columns the limit is where the measuring ended.
+# heads the limit is where the measuring ended.
 SMALL_STEPS = {
     128: SmallSteps(1, {32: 16_384, 64: 6_144}),
     256: SmallSteps(1, {32: 8_192, 64: 4_096, 128: 1_024}),

@@ -1,6 +1,6 @@
 """What every split-KV path shares: the sizes that bounds fix, the scratch memory, schedule and combine.
 
-The grid is as many slices as the GPU runs blocks, or half of that in small steps (see `Apart`); the device
+The grid is as many slices as the GPU runs blocks, or at most half in small steps (see `Apart`); the device
 cuts the step's KV tiles into them from the lengths it finds (`kernels/schedule.cu`). A slice leaves at most
 two partials, whatever the batch, so the workspace does not grow with it. With a fixed split the cut points of
 a sequence depend on that sequence alone: its output has the same bits in any batch, at the price of one

@@ -75,9 +75,9 @@ OPT_IN_BYTES = {"sm_80": 166_912, "sm_86": 101_376, "sm_89": 101_376, "sm_120": 
 _HOPPER_BYTES = 232_448
 
 
-# What NVRTC 13.0 keeps in local memory on sm_100, and 13.5 does not: three words of the tallest tile of the
-# widest rows, which uses all registers there are, read once a tile; and as many of what a warp of `combine`
-# knows of a line of 192 columns, read before and after its parts.
+# What NVRTC 13.0 keeps in local memory on sm_100: a few words of the tallest tile of the widest rows, which
+# uses all registers there are, read once a tile (13.5: half of it); and of what a warp of `combine` knows of a
+# line of 192 columns, read before and after its parts (13.5: nothing).
 _LOCAL_BYTES = 16
 
 
