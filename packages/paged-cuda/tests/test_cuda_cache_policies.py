@@ -27,6 +27,9 @@ KEYS_LEAVE_OR_HAVE_NO_POLICY = (
     ),
     ("sm90_latent.cu", "else copy_box(to, maps.key_cache, shared.full(ring.stage), slab * 64, y, 0, page);"),
     ("sm90_latent.cu", "  return stays ? last : usual;"),
+    ("sm90_latent.cu", 'createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(goes)'),
+    ("sm90_latent.cu", 'createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(last)'),
+    ("sm90_latent.cu", 'createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(usual)'),
 )
 # Under a fixed split there may be any number of partials, and of a prefill's outputs.
 WHAT_IS_LITTLE_STAYS = (
@@ -41,6 +44,19 @@ WHAT_IS_LITTLE_STAYS = (
 KEYS_ARE_ASKED_FOR_EARLY = (
     ("sm90_latent.cu", "else if (warp == 15 && p.schedule_settled && blockIdx.x == 0) prefetch_keys("),
     ("sm90_latent.cu", "constexpr int kEarlyRows = 64;"),
+    (
+        "sm90_latent.cu",
+        "if (p.row_stride == HEAD_SIZE && position < end && entry >> 5 == walk.chunk_of(walk.tile)"
+        " && (u32)page < (u32)p.num_blocks)",
+    ),
+    (
+        "sm90_latent.cu",
+        "min(min(walk.tile_end, walk.tile + walk.left) * KV_TILE, min(begin + kEarlyRows, walk.kv_end()))",
+    ),
+    (
+        "sm90_latent.cu",
+        "(position & ((1 << p.block_shift) - 1)) * HEAD_SIZE, min(run, end - position) * HEAD_SIZE * 2);",
+    ),
 )
 BLOCKS_WAIT_A_LITTLE_BEHIND_LEVEL_BUT_NOT_FOR_EACH_OTHER = (("sm90_latent.cu", "kFewTiles = 0.25f"),)
 

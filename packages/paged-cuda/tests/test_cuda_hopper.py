@@ -15,7 +15,7 @@ from paged_cuda.sm90_path import HopperPath, rotated_slabs
 from paged_cuda.sm90_shape import score_warpgroups, shape_for
 from paged_cuda.small_steps import small_pairs
 from paged_cuda.sources import kernel_source
-from paged_cuda.split_plan import Apart, Costs
+from paged_cuda.split_plan import MAX_SLICES, Apart, Costs
 from paged_cuda.tensor_maps import TensorMaps, aligned_maps
 from paged_cuda.testing import FAKE_GPU, FakeDriver
 from paged_schema import Call, PagedAttentionAttributes, PagedAttentionInputs, check
@@ -439,9 +439,48 @@ def test_larger_steps_and_fixed_splits_take_all_multiprocessors(
     assert plan.attend.constants["slices"] == HOPPER.multiprocessors // -(-heads // 64)
 
 
+def test_an_operator_says_that_attend_leaves_places_to_combine(
+    hopper: FakeDriver, cubins: CubinCache
+) -> None:
+    def told(bounds: Bounds) -> str:
+        device = Device(hopper, 0)
+        return str(PagedAttention(call_of(), bounds, device=device, cache=cubins, kernel="sm90").explain())
+
+    blocks = hopper.properties(0).multiprocessors
+    text = told(Bounds(1, 1, 64 * (blocks // 2)))
+    assert f"{blocks // 2} of {blocks} places of blocks, the others for combine" in text
+    assert f"{blocks // 2} x 512 threads" in text
+    text = told(Bounds(8, 8, 65_536))
+    assert "places of blocks" not in text
+    assert f"{blocks} x 512 threads" in text
+
+
+def test_a_line_has_a_block_to_itself_only_where_combine_is_apart() -> None:
+    def constants(bounds: Bounds, heads: int) -> dict[str, int]:
+        plan = choose_path(call_of(heads), bounds, HOPPER, kernel="sm90").launches
+        return dict(plan[-1].signature.constants)
+
+    large, small = constants(Bounds(8, 8, 65_536), 64), constants(Bounds(2, 2, 2048), 128)
+    assert (large["COLUMN_PARTS"], large["WORKER"]) == (4, 32)
+    assert (small["COLUMN_PARTS"], small["WORKER"]) == (1, 256)
+
+
+@pytest.mark.parametrize(("context", "slices"), [(993, 66), (994, 132)])
+def test_tokens_that_share_an_item_do_not_make_a_step_larger(context: int, slices: int) -> None:
+    """Of 17 tokens of 16 heads there are at most 17 items, though 22 have a place in the list."""
+    plan = choose_path(call_of(16), Bounds(17, 17, context), HOPPER, kernel="sm90").attend
+    assert plan.constants["slices"] == slices
+    assert plan.constants["max_items"] == 17 + 5
+
+
 def test_few_multiprocessors_are_not_divided_among_more_row_tiles() -> None:
     assert Apart(most_rows=256, min_rows=64).slices(1, 31, 16) == 0
     assert Apart(most_rows=256, min_rows=64).slices(1, 32, 16) == 1
+    assert Apart(most_rows=256, min_rows=64).slices(65, 132, 1) == 2
+
+
+def test_small_steps_have_no_more_slices_than_the_schedule_keeps() -> None:
+    assert Apart(most_rows=10**9, min_rows=64).slices(10**6, 4 * MAX_SLICES, 1) == MAX_SLICES
 
 
 def test_all_who_count_or_ask_decide_alike_whether_blocks_are_kept_level() -> None:

@@ -284,6 +284,7 @@ def test_equal_items_are_cut_alike_where_there_is_a_slice_for_each_piece() -> No
     assert pieces_of(small, 3, 16) == [2] * 24
     assert pieces_of(replace(small, slices=33), 3, 32) == ([3] * 10 + [2]) * 3
     assert pieces_of(Config(heads=16), 2, 1001) == ([16] * 62 + [9]) * 2
+    assert max(pieces_of(replace(small, slices=10), 4, 9)) == 5  # by cost: twelve pieces are too many
 
 
 @pytest.mark.parametrize("tiles", [5, 6, 7])
@@ -297,4 +298,9 @@ def test_the_kernel_has_the_lines_that_the_model_is_of() -> None:
     source = Path(ROOT / "schedule.cu").read_text(encoding="utf-8")
     assert "min((i64)(s - item * c.pieces) * c.payload, (i64)c.length)" in source
     assert "longest / 2 >= payload && piece >= p.min_tiles &&" in source
-    assert "(i64)((u32)tiles / (u32)longest) * enough <= p.slices" in source
+    assert (
+        "(i64)((u32)tiles / (u32)longest) * enough <= p.slices) return {piece, tiles, longest, enough};"
+        in source
+    )
+    assert "enough = (u32)(longest + payload - 1) / (u32)payload" in source
+    assert "piece = (u32)(longest + enough - 1) / (u32)enough;" in source

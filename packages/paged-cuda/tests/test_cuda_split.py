@@ -227,6 +227,31 @@ def test_sizes_cover_the_bounds(sizes: SplitSizes) -> None:
 
 
 @given(
+    queries=st.lists(st.integers(0, 40), min_size=1, max_size=40).filter(any),
+    heads=st.integers(1, 200),
+    row_tile=st.sampled_from([16, 32, 64]),
+)
+def test_every_item_has_a_place(queries: list[int], heads: int, row_tile: int) -> None:
+    """A request's tokens fill items of their own; what has no place in the list is not computed."""
+    bounds = Bounds(len(queries), sum(queries), 64)
+    sizes = SplitSizes.of(heads, bounds, SplitShape(row_tile, 32, 4), blocks=132, split_rows=0)
+    assert sum(-(-tokens * heads // max(heads, row_tile)) for tokens in queries) <= sizes.max_items
+
+
+@pytest.mark.parametrize("kernel", ["sm80", "sm90"])
+@pytest.mark.parametrize("bounds", [Bounds(1, 1, 4096), Bounds(7, 40, 65_536)])
+def test_the_schedules_lists_have_room(kernel: str, bounds: Bounds) -> None:
+    gpu = replace(FAKE_GPU, capability=(9, 0), multiprocessors=132)
+    plan = choose_path(call_of(16, 576, 512), bounds, gpu, kernel=kernel).attend
+    told, room = plan.constants, plan.workspace.nbytes_of
+    assert room("starts") >= 64 * (told["slices"] + 1)
+    assert room("items") >= 32 * told["max_items"]
+    assert room("item_begin") >= 4 * told["max_items"]
+    assert room("request_begin") >= 4 * bounds.max_batch
+    assert room("splits") >= 32 * (told["slices"] + bounds.max_batch + 2 + told["combine_entries"])
+
+
+@given(
     sizes=SIZES,
     v_head_size=st.integers(1, 640),
     most=st.integers(1, 800),

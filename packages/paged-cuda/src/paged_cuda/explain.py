@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
 from paged_cuda._driver import DeviceProperties
@@ -71,7 +72,7 @@ class Explanation:
             used = kernel.resources
             registers = "not compiled yet" if used is None else f"{used.registers} registers"
             lines.append(
-                f"  {kernel.symbol}: {kernel.grid[0]} x {kernel.block[0]} threads, {registers}, "
+                f"  {kernel.symbol}: {prod(kernel.grid)} x {prod(kernel.block)} threads, {registers}, "
                 f"{kernel.shared_bytes} bytes shared"
             )
         if self.floor_bytes is not None:

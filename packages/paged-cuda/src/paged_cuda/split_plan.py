@@ -133,7 +133,7 @@ def padded_v_head_size(v_head_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """Small steps in which attend leaves half of its places to combine, where no blocks of the two share one.
+    """Small steps in which attend leaves half of its places or more to combine, where no blocks share one.
 
     Combine's blocks can then wait in their places until attend is done, and the next attend's until combine
     is, in place of starting only then.
@@ -309,7 +309,8 @@ def split_plan(
         schedule=True,
     )
     lines = sizes.cut_items * partials.lines(sizes.item_rows)
-    merge = CombineShape.of(lines, v_head_size, sizes.left or multiprocessors, partials, apart=sizes.left > 0)
+    places = sizes.left // blocks_per_multiprocessor if sizes.left else multiprocessors
+    merge = CombineShape.of(lines, v_head_size, places, partials, apart=sizes.left > 0)
     combine = LaunchSpec(
         partials.signature(
             dtype,
@@ -337,6 +338,10 @@ def split_plan(
         "query_width": query_channels[1],
     }
     workspace = _workspace(call, bounds, tiles, sizes, partials, query_channels[1], own_regions or {})
+    if sizes.left:
+        description += (
+            f", {sizes.slices * sizes.row_tiles} of {blocks} places of blocks, the others for combine"
+        )
     return PathPlan((schedule, attend(sizes), combine), workspace, constants, description)
 
 

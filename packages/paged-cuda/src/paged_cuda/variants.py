@@ -76,8 +76,8 @@ _HOPPER_BYTES = 232_448
 
 
 # What NVRTC 13.0 keeps in local memory on sm_100: a few words of the tallest tile of the widest rows, which
-# uses all registers there are, read once a tile (13.5: half of it); and of what a warp of `combine` knows of a
-# line of 192 columns, read before and after its parts (13.5: nothing).
+# uses all registers there are, read once a tile (13.5: half of it); and of what a warp of `combine` knows of
+# a line of 192 columns, read before and after its parts (13.5: nothing).
 _LOCAL_BYTES = 16
 
 
