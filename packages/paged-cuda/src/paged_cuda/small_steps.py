@@ -1,9 +1,9 @@
 """Steps so small that 16-row tiles on mma.sync are done first, with up to 128 heads.
 
-The memory and the tensor cores are idle for most of such a step, and a tile of 16 rows is done sooner than
-one of 64. Its block leaves room on its multiprocessor for one of the combine kernel; wgmma leaves half of the
-multiprocessors for that (`split_plan.Apart`). Which of the two is faster is measured, and not why. The price
-of low tiles is that each 16 heads read the keys again.
+The memory and the tensor cores are idle for most of such a step. A block of 16 rows leaves room on its
+multiprocessor for one of the combine kernel; wgmma leaves at least half of the multiprocessors for that
+(`split_plan.Apart`). Which of the two is faster is measured, and not why. The price of low tiles is that each
+16 heads read the keys again.
 """
 
 from __future__ import annotations

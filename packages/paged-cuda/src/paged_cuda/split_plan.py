@@ -102,6 +102,19 @@ class Partials:
         """Return the lines of an item of `rows` rows; the combine kernel's workers take them one by one."""
         return -(-rows // 16) * 8 if self.paired else rows
 
+    def workers(self, v_head_size: int, *, apart: bool) -> tuple[tuple[int, int], ...]:
+        """Return how a line may be shared, by falling threads: parts of its columns, threads for each.
+
+        Args:
+            v_head_size: Columns of a row.
+            apart: Whether combine has places of its own (see `Apart`), when a block may take a whole line.
+        """
+        groups = padded_v_head_size(v_head_size) // 128
+        whole = [(parts, self.threads) for parts in ((8, 4, 2, 1) if apart else (8, 4, 2))]
+        warps = [(parts, 32) for parts in (4, 2, 1) if groups % parts == 0]
+        halves = [(1, 16)] if groups == 1 and self.halves else []
+        return (*whole, *warps, *halves)
+
     def signature(
         self, dtype: ElementType, v_head_size: int, *, row_tile: int, column_parts: int, worker: int
     ) -> KernelSignature:
@@ -196,17 +209,21 @@ class SplitSizes:
         tall = heads >= tiles.row_tile
         row_tiles = -(-heads // tiles.row_tile) if tall else 1
         item_rows = heads if tall else tiles.row_tile
-        max_items = bounds.max_tokens
-        if not tall:  # tokens of a request share an item
+        if tall:
+            max_items = bounds.max_tokens
+        else:  # tokens of a request share an item
             max_items = -(-bounds.max_tokens * heads // tiles.row_tile) + bounds.max_batch
         chunk = split_rows // tiles.kv_tile
-        few = 0
+        slices = left = 0
         if apart and not chunk:
-            few = apart.slices(min(max_items, bounds.max_tokens) * bounds.max_context, blocks, row_tiles)
-        slices = few or max(1, min(blocks // row_tiles, MAX_SLICES))
+            rows = min(max_items, bounds.max_tokens) * bounds.max_context
+            slices = apart.slices(rows, blocks, row_tiles)
+        if slices:
+            left = blocks - slices * row_tiles
+        else:
+            slices = max(1, min(blocks // row_tiles, MAX_SLICES))
         slots = max_items * (bounds.max_context // split_rows + 2) if chunk else 2 * slices
         cut = min(max_items, 2048 if chunk else slices)
-        left = blocks - few * row_tiles if few else 0
         return cls(row_tiles, item_rows, slices, max_items, chunk, slots, cut, cut + 2, left)
 
 
@@ -234,14 +251,10 @@ class CombineShape:
         and a warp takes it, or half of one. Where combine is `apart` (see `Apart`) its blocks should all find
         a place at once.
         """
-        groups = padded_v_head_size(v_head_size) // 128
-        whole = [(n, partials.threads) for n in ((8, 4, 2, 1) if apart else (8, 4, 2))]
-        warps = [(n, 32) for n in (4, 2, 1) if groups % n == 0]
-        if groups == 1 and partials.halves:
-            warps.append((1, 16))
+        workers = partials.workers(v_head_size, apart=apart)
         for blocks in partials.blocks:
             threads = blocks * multiprocessors * partials.threads
-            for column_parts, worker in (*whole, *warps):
+            for column_parts, worker in workers:
                 if (needed := lines * column_parts * worker) <= threads:
                     return cls(column_parts, worker, -(-needed // partials.threads))
         return cls(1, 32, partials.blocks[-1] * multiprocessors)

@@ -117,14 +117,12 @@ def _limited(signature: KernelSignature, architectures: tuple[str, ...], local_b
 def _combines(
     partials: Partials, dtype: ElementType, sizes: tuple[int, int], row_tile: int
 ) -> Iterator[KernelSignature]:
-    whole = sizes in _TALL_HEAD_SIZES
-    groups = padded_v_head_size(sizes[1]) // 128
-    warps = [(parts, 32) for parts in (1, 2, 4) if groups % parts == 0 and (whole or parts == 1)]
-    least = 1 if partials.paired else 2  # blocks for a line: one where combine is apart
-    few = [(parts, partials.threads) for parts in sorted({least, 2, 4, 8}) if parts == 8 or whole]
-    halves = [(1, 16)] if groups == 1 and partials.halves else []
-    for column_parts, worker in [*warps, *halves, *few]:
-        yield partials.signature(dtype, sizes[1], row_tile=row_tile, column_parts=column_parts, worker=worker)
+    for column_parts, worker in partials.workers(sizes[1], apart=partials.paired):
+        # Of other sizes the coarsest and the finest; what lies between compiles on demand.
+        if sizes in _TALL_HEAD_SIZES or column_parts == (8 if worker == partials.threads else 1):
+            yield partials.signature(
+                dtype, sizes[1], row_tile=row_tile, column_parts=column_parts, worker=worker
+            )
 
 
 def _split_signatures(dtype: ElementType, shared_bytes: int) -> Iterator[KernelSignature]:
